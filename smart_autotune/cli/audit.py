@@ -1,0 +1,117 @@
+"""``smart-autotune audit``: which configs of a module's kernels fit which GPU, without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from smart_autotune import limits
+from smart_autotune.audit import Arguments, Audit, examples_of, tuner_of
+from smart_autotune.audit import audit as audit_kernel
+from smart_autotune.errors import SmartAutotuneError, one_line
+from smart_autotune.report import render_audit
+from smart_autotune.settings import SettingsError
+
+NOTHING_FITS = 3
+
+
+class BadArgument(click.ClickException):
+    """What was asked cannot be done; one line says why and what would."""
+
+    exit_code = 2
+
+
+@click.command()
+@click.argument("target", metavar="MODULE[:KERNEL]")
+@click.option("--arch", "archs", multiple=True, required=True, metavar="sm_NN", help="Repeat it for more than one.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead of tables.")
+@click.pass_context
+def audit(context: click.Context, target: str, archs: tuple[str, ...], as_json: bool) -> None:
+    """Compile every config of the smart-autotuned kernels in MODULE for each --arch and each of their examples.
+
+    Exit status: 0 every kernel has a fitting config on every arch, 3 one has none, 2 bad arguments.
+    """
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    stdout = sys.stdout
+    audits = []
+    # What a module, a kernel's author or the compiler prints must not mix with the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        for done in _audits(target, tuple(dict.fromkeys(archs))):
+            audits.append(done)
+            if not as_json:
+                click.echo(render_audit(done, color=color), file=stdout, color=color)
+    if as_json:
+        rows = [row for done in audits for row in done.rows()]
+        click.echo(json.dumps(rows, indent=2), file=stdout)
+    context.exit(0 if all(done.fits for done in audits) else NOTHING_FITS)
+
+
+def _audits(target: str, archs: tuple[str, ...]) -> Iterator[Audit]:
+    """One audit after another. All that can be wrong with the arguments is found before the first compile."""
+    try:
+        for arch in archs:
+            limits.of_arch(arch)
+        kernels = find_kernels(target)
+        work = [(kernel, examples_of(kernel)) for kernel in kernels.values()]
+        yield from _run(work, archs)
+    except (SmartAutotuneError, SettingsError, ValueError) as error:
+        raise BadArgument(str(error)) from error
+
+
+def _run(work: list[tuple[Any, dict[str, Arguments]]], archs: tuple[str, ...]) -> Iterator[Audit]:
+    calls = sum(len(getattr(tuner_of(kernel), "configs", ())) * len(examples) for kernel, examples in work)
+    with _progress(calls * len(archs)) as compiled:
+        for kernel, examples in work:
+            for arch in archs:
+                for name, arguments in examples.items():
+                    yield audit_kernel(kernel, arch, name, arguments, compiled)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """Counts compiles on stderr while a person watches."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("compiling", total=total)
+        yield lambda: bar.advance(task)
+
+
+def find_kernels(target: str) -> dict[str, Any]:
+    """The smart-autotuned kernels that ``MODULE`` or ``MODULE:KERNEL`` names, by the name they have there."""
+    module_name, _, wanted = target.partition(":")
+    module = _imported(module_name)
+    kernels: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if tuner_of(value) is not None and not any(value is known for known in kernels.values()):
+            kernels[name] = value
+    if not kernels:
+        raise BadArgument(f"module {module_name} has no smart-autotuned kernel")
+    if not wanted:
+        return kernels
+    if tuner_of(getattr(module, wanted, None)) is None:
+        near = difflib.get_close_matches(wanted, kernels, n=3, cutoff=0.4) or sorted(kernels)
+        raise BadArgument(f"no smart-autotuned kernel {wanted!r} in {module_name}; there: {', '.join(near)}")
+    return {wanted: getattr(module, wanted)}
+
+
+def _imported(name: str) -> ModuleType:
+    if os.getcwd() not in sys.path:  # the installed script does not see modules of the working folder otherwise
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise BadArgument(f"cannot import {name!r}: {one_line(error)}") from error

@@ -1,0 +1,81 @@
+"""Errors we raise on purpose, and the line between the user's failures and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from triton.runtime.errors import AutotunerError, OutOfResources
+
+_MARK = "_smart_autotune_not_ours"
+
+
+class SmartAutotuneError(Exception):
+    """Something the caller must mend: its text names the kernel, the argument, what was given, what is allowed."""
+
+
+class BadType(SmartAutotuneError, TypeError):
+    """An argument of a wrong type."""
+
+
+class BadValue(SmartAutotuneError, ValueError):
+    """An argument of the right type with a value that is not allowed."""
+
+
+class NoConfigFits(SmartAutotuneError, AutotunerError, OutOfResources):  # type: ignore[misc]  # triton is untyped
+    """No config can run for this key on this device. Nothing was cached.
+
+    ``required`` and ``limit`` are the closest miss (in ``name``'s unit), as Triton's ``OutOfResources`` names them.
+    """
+
+    def __init__(self, message: str, required: int | None = None, limit: int | None = None, name: str = "") -> None:
+        AutotunerError.__init__(self, message)
+        self.required = required
+        self.limit = limit
+        self.name = name
+
+    def __str__(self) -> str:
+        return str(self.error_message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.error_message, self.required, self.limit, self.name))
+
+
+@contextmanager
+def not_ours() -> Iterator[None]:
+    """Code of the user or of Triton: what it raises reaches the caller as it is, never as a fault of ours."""
+    try:
+        yield
+    except Exception as error:
+        mark_not_ours(error)
+        raise
+
+
+def mark_not_ours(error: BaseException) -> None:
+    setattr(error, _MARK, True)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether an exception is a fault of this package (so that stock Triton should take over)."""
+    return not isinstance(error, SmartAutotuneError) and not getattr(error, _MARK, False)
+
+
+def one_line(error: BaseException, width: int = 300) -> str:
+    """An exception's type and its most telling line; compilers put the message last, assemblers say "error"."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
+    line = (telling or lines or [""])[-1]
+    text = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def bare(error: BaseException) -> BaseException:
+    """The error without its tracebacks, whose frames would keep tensors alive."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error

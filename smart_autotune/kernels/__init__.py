@@ -1,0 +1,1 @@
+"""Kernels that ship with the tuner."""

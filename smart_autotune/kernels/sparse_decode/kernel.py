@@ -1,0 +1,283 @@
+"""The two kernels: a split over the tokens of a row, and the combine of its parts.
+
+Scores are tokens x heads and the output is dims x heads, so tokens and dims fill the wide side of the
+tensor-core instruction and the heads sit on the narrow one, where 8 and 16 need no padding.
+
+A tile holds e4m3 values without their scale, which the compute dtype represents exactly. The scale of a
+64-dim group multiplies the scores of that group, and the probabilities before the second dot. Both are
+exact up to the rounding of the probabilities. Scale bytes 1 to 254 mean 2^(byte-127); byte 0, whose value
+is below the smallest normal fp32, counts as 0; byte 255 (NaN in the format) gives a value that is not finite.
+"""
+
+import triton
+import triton.language as tl
+
+from smart_autotune.kernels.sparse_decode.layout import (
+    GROUP_DIMS,
+    HEAD_DIM,
+    NOPE_DIMS,
+    SCALE_GROUPS,
+    TOKEN_DATA_BYTES,
+    TOKEN_SCALE_BYTES,
+)
+
+G_DIMS = tl.constexpr(GROUP_DIMS)
+N_GROUPS = tl.constexpr(SCALE_GROUPS)
+ROPE_OFFSET = tl.constexpr(NOPE_DIMS)
+DATA_BYTES = tl.constexpr(TOKEN_DATA_BYTES)
+SCALE_BYTES = tl.constexpr(TOKEN_SCALE_BYTES)
+OUT_DIMS = tl.constexpr(HEAD_DIM)
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _load_queries(q_ptr, stride_q_head, o_head, m_head, COMPUTE: tl.constexpr):
+    """Eight tiles [64 dims, BLOCK_H]; heads outside the mask are never read, so their NaN stays out."""
+    o_dim = tl.arange(0, G_DIMS)
+    p_q = q_ptr + o_head[None, :] * stride_q_head + o_dim[:, None]
+    queries = ()
+    for g in tl.static_range(N_GROUPS + 1):
+        b_q = tl.load(p_q + g * G_DIMS, mask=m_head[None, :], other=0.0)
+        queries = queries + (b_q.to(COMPUTE),)
+    return queries
+
+
+@triton.jit
+def _group_scale(word, g: tl.constexpr):
+    """Scale g of each token: the byte is the exponent field of an fp32."""
+    return (((word >> (8 * g)) & 0xFF).to(tl.int32) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _load_keys(p_token, m_token, COMPUTE: tl.constexpr):
+    """Eight tiles [BLOCK_T, 64] without their scales.
+
+    Masked, not clamped to some token: 0 * NaN of a slot nobody wrote would reach the output.
+    """
+    o_dim = tl.arange(0, G_DIMS)
+    p_nope = p_token[:, None] + o_dim[None, :]
+    keys = ()
+    for g in tl.static_range(N_GROUPS):
+        b_k = tl.load(p_nope + g * G_DIMS, mask=m_token[:, None], other=0)
+        keys = keys + (b_k.to(tl.float8e4nv, bitcast=True).to(COMPUTE),)
+    p_rope = (p_token + ROPE_OFFSET).to(tl.pointer_type(tl.bfloat16))
+    b_rope = tl.load(p_rope[:, None] + o_dim[None, :], mask=m_token[:, None], other=0.0)
+    return keys + (b_rope.to(COMPUTE),)
+
+
+@triton.jit
+def _attend(queries, state, keys, scales, m_token, scale_log2, COMPUTE: tl.constexpr):
+    """Carry the running softmax over one block of tokens.
+
+    state: (peak [H] in units of log2, total [H], eight accumulators [64 dims, H]).
+    """
+    scores = tl.dot(keys[N_GROUPS], queries[N_GROUPS])  # [T, H]
+    for g in tl.static_range(N_GROUPS):
+        scores += tl.dot(keys[g], queries[g]) * _group_scale(scales, g)[:, None]
+    scores = tl.where(m_token[:, None], scores * scale_log2, float("-inf"))
+
+    peak = tl.maximum(state[0], tl.max(scores, axis=0))
+    # A block without one valid token leaves the peak at -inf, and -inf - -inf is NaN.
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    shrink = tl.exp2(state[0] - base)
+    b_p = tl.exp2(scores - base[None, :])
+    carried = (peak, state[1] * shrink + tl.sum(b_p, axis=0))
+    for g in tl.static_range(N_GROUPS):
+        b_ps = (b_p * _group_scale(scales, g)[:, None]).to(COMPUTE)
+        carried = carried + (tl.dot(tl.trans(keys[g]), b_ps, state[2 + g] * shrink[None, :]),)
+    b_acc = state[2 + N_GROUPS] * shrink[None, :]
+    return carried + (tl.dot(tl.trans(keys[N_GROUPS]), b_p.to(COMPUTE), b_acc),)
+
+
+@triton.jit
+def _live_length(length_ptr, row, width):
+    if length_ptr is None:
+        return width
+    else:
+        return tl.maximum(tl.minimum(tl.load(length_ptr + row), width), 0)
+
+
+@triton.jit
+def _split_kernel(
+    q_ptr,
+    cache_ptr,
+    indices_ptr,
+    length_ptr,
+    extra_cache_ptr,
+    extra_indices_ptr,
+    extra_length_ptr,
+    sink_ptr,
+    out_ptr,
+    lse_ptr,
+    topk,
+    extra_topk,
+    num_heads,
+    num_splits,
+    page_bytes,
+    extra_page_bytes,
+    stride_q_row,
+    stride_q_head,
+    stride_indices_row,
+    stride_extra_indices_row,
+    stride_out_row,
+    stride_out_split,
+    stride_out_head,
+    stride_lse_row,
+    stride_lse_split,
+    softmax_scale,
+    topk_rounded,
+    extra_topk_rounded,
+    PAGE_SIZE: tl.constexpr,
+    EXTRA_PAGE_SIZE: tl.constexpr,
+    FINAL: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """One program: a row, BLOCK_H heads, one split of the row's tokens. Grid (rows, head tiles, splits).
+
+    q [T, H, 512] bf16 · cache uint8 pages · indices [T, topk] int32, -1 is no token · length [T] int32 or
+    None: positions from there on do not count · the same three again for the extra list, or None · sink
+    [H] fp32 or None · out [T, splits, H, 512] and lse [T, splits, H] fp32, strides given, lse may be None.
+
+    FINAL: the only split of its row, so out is the result, divided by the denominator with the sink.
+    Otherwise out is this split's own softmax (no sink) and a split without tokens leaves it unwritten,
+    which its lse of -inf says. BLOCK_T cuts tokens, BLOCK_H heads. The `_rounded` widths are only for
+    the tuning key.
+    """
+    HAS_EXTRA: tl.constexpr = extra_cache_ptr is not None
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(2)
+    o_head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    m_head = o_head < num_heads
+    p_lse = lse_ptr
+    if lse_ptr is not None:
+        p_lse = lse_ptr + row * stride_lse_row + split * stride_lse_split + o_head
+
+    length = _live_length(length_ptr, row, topk)
+    blocks = tl.cdiv(length, BLOCK_T)
+    all_blocks = blocks
+    p_indices = indices_ptr + row * stride_indices_row
+    if HAS_EXTRA:
+        extra_length = _live_length(extra_length_ptr, row, extra_topk)
+        all_blocks += tl.cdiv(extra_length, BLOCK_T)
+        p_extra_indices = extra_indices_ptr + row * stride_extra_indices_row
+    # Both lists, one after the other, are one range of blocks that the splits share evenly.
+    share = tl.cdiv(all_blocks, num_splits)
+    first_block = split * share
+    last_block = tl.minimum(first_block + share, all_blocks)
+    if not FINAL:
+        if first_block >= all_blocks:
+            tl.store(p_lse, tl.full([BLOCK_H], float("-inf"), tl.float32), mask=m_head)
+            return
+
+    queries = _load_queries(q_ptr + row * stride_q_row, stride_q_head, o_head, m_head, COMPUTE)
+    state = (tl.full([BLOCK_H], float("-inf"), tl.float32), tl.zeros([BLOCK_H], tl.float32))
+    for _ in tl.static_range(N_GROUPS + 1):
+        state = state + (tl.zeros([G_DIMS, BLOCK_H], tl.float32),)
+
+    scale_log2 = softmax_scale * LOG2E
+    for block in range(first_block, last_block):
+        o_pos = block * BLOCK_T + tl.arange(0, BLOCK_T)
+        if HAS_EXTRA:
+            in_extra = block >= blocks
+            o_pos -= tl.where(in_extra, blocks, 0) * BLOCK_T
+            p_list = tl.where(in_extra, p_extra_indices, p_indices)
+            index = tl.load(p_list + o_pos, mask=o_pos < tl.where(in_extra, extra_length, length), other=-1)
+        else:
+            index = tl.load(p_indices + o_pos, mask=o_pos < length, other=-1)
+        m_token = index >= 0
+        index = tl.where(m_token, index, 0)
+        page = index // PAGE_SIZE
+        slot = index % PAGE_SIZE
+        if HAS_EXTRA:
+            page = tl.where(in_extra, index // EXTRA_PAGE_SIZE, page).to(tl.int64)
+            slot = tl.where(in_extra, index % EXTRA_PAGE_SIZE, slot)
+            p_page = tl.where(in_extra, extra_cache_ptr, cache_ptr)
+            p_page += page * tl.where(in_extra, extra_page_bytes, page_bytes)
+            footer = tl.where(in_extra, EXTRA_PAGE_SIZE * DATA_BYTES, PAGE_SIZE * DATA_BYTES)
+        else:
+            p_page = cache_ptr + page.to(tl.int64) * page_bytes
+            footer = PAGE_SIZE * DATA_BYTES
+        p_scales = (p_page + footer + slot * SCALE_BYTES).to(tl.pointer_type(tl.int64))
+        scales = tl.load(p_scales, mask=m_token, other=0)
+        keys = _load_keys(p_page + slot * DATA_BYTES, m_token, COMPUTE)
+        state = _attend(queries, state, keys, scales, m_token, scale_log2, COMPUTE)
+
+    total = state[1]
+    if lse_ptr is not None:
+        lse = tl.where(total > 0, (state[0] + tl.log2(total)) * LN2, float("-inf"))
+        tl.store(p_lse, lse, mask=m_head)
+    if FINAL and sink_ptr is not None:
+        # The sink may lie far above the peak: shift both to the larger one.
+        sink = tl.load(sink_ptr + o_head, mask=m_head, other=float("-inf")) * LOG2E
+        ceiling = tl.maximum(state[0], sink)
+        ceiling = tl.where(ceiling == float("-inf"), 0.0, ceiling)
+        shrink = tl.exp2(state[0] - ceiling)
+        total = total * shrink + tl.exp2(sink - ceiling)
+        inverse = tl.where(total > 0, shrink / total, 0.0)
+    else:
+        inverse = tl.where(total > 0, 1.0 / total, 0.0)
+
+    p_out = out_ptr + row * stride_out_row + split * stride_out_split
+    p_out += o_head[None, :] * stride_out_head + tl.arange(0, G_DIMS)[:, None]
+    for g in tl.static_range(N_GROUPS + 1):
+        b_out = state[2 + g] * inverse[None, :]
+        tl.store(p_out + g * G_DIMS, b_out.to(out_ptr.dtype.element_ty), mask=m_head[None, :])
+
+
+@triton.jit
+def _combine_kernel(
+    parts_ptr,
+    part_lse_ptr,
+    sink_ptr,
+    out_ptr,
+    lse_ptr,
+    num_splits,
+    stride_part_row,
+    stride_part_split,
+    stride_part_head,
+    stride_part_lse_row,
+    stride_part_lse_split,
+    stride_out_row,
+    stride_out_head,
+    stride_lse_row,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One program: one row, one head, BLOCK_D dims of it. Grid (rows, heads, 512 / BLOCK_D).
+
+    parts [T, splits, H, 512] fp32 and part_lse [T, splits, H] as the split kernel leaves them · sink [H]
+    fp32 or None · out [T, H, 512] · lse [T, H] fp32 or None. BLOCK_S covers all splits.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    o_split = tl.arange(0, BLOCK_S)
+    o_dim = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
+
+    p_part_lse = part_lse_ptr + row * stride_part_lse_row + o_split * stride_part_lse_split + head
+    part_lse = tl.load(p_part_lse, mask=o_split < num_splits, other=float("-inf"))  # [S]
+    peak = tl.max(part_lse, axis=0)
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(tl.exp(part_lse - base), axis=0)
+    lse = tl.where(total > 0, base + tl.log(total), float("-inf"))
+
+    ceiling = base
+    if sink_ptr is not None:
+        sink = tl.load(sink_ptr + head)
+        ceiling = tl.maximum(peak, sink)
+        ceiling = tl.where(ceiling == float("-inf"), 0.0, ceiling)
+        total = total * tl.exp(peak - ceiling) + tl.exp(sink - ceiling)
+    weight = tl.exp(part_lse - ceiling) * tl.where(total > 0, 1.0 / total, 0.0)
+
+    p_part = parts_ptr + row * stride_part_row + head * stride_part_head
+    p_part += o_split[:, None] * stride_part_split + o_dim[None, :]
+    m_written = part_lse > float("-inf")
+    parts = tl.load(p_part, mask=m_written[:, None], other=0.0)  # [S, BLOCK_D]
+    out = tl.sum(parts * weight[:, None], axis=0)
+    p_out = out_ptr + row * stride_out_row + head * stride_out_head + o_dim
+    tl.store(p_out, out.to(out_ptr.dtype.element_ty))
+    if lse_ptr is not None:
+        if tl.program_id(2) == 0:
+            tl.store(lse_ptr + row * stride_lse_row + head, lse)

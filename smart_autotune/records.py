@@ -1,0 +1,130 @@
+"""What tuning found out, kept and said: records, cold keys and the log lines of one kernel."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+
+from smart_autotune.errors import NoConfigFits
+from smart_autotune.key import TuningKey
+from smart_autotune.limits import DeviceLimits
+from smart_autotune.prefilter import Candidate
+from smart_autotune.serving import Ranking
+from smart_autotune.verdict import OVER_LIMIT, TuningRecord, Verdict, describe
+
+log = logging.getLogger("smart_autotune")
+
+_all: weakref.WeakSet[Records] = weakref.WeakSet()
+_MOST_COLD_KEYS = 4096  # a kernel whose key never repeats must not grow a list for ever
+
+
+class Records:
+    """One kernel's records, newest last, and the keys it served without having tuned them."""
+
+    def __init__(self, kernel: str) -> None:
+        self._kernel = kernel
+        self._mutex = threading.Lock()
+        self._by_key: dict[TuningKey, TuningRecord] = {}
+        self._cold: dict[TuningKey, str] = {}
+        self._said: set[TuningKey] = set()
+        _all.add(self)
+
+    def __iter__(self):  # type: ignore[no-untyped-def]  # Iterator[TuningRecord]
+        with self._mutex:
+            return iter(tuple(self._by_key.values()))
+
+    @property
+    def cold(self) -> tuple[TuningKey, ...]:
+        with self._mutex:
+            return tuple(self._cold)
+
+    def tuned(self, record: TuningRecord) -> None:
+        with self._mutex:
+            self._by_key.pop(record.key, None)
+            self._by_key[record.key] = record
+            self._cold.pop(record.key, None)
+            self._said.discard(record.key)
+        for verdict in record.verdicts:
+            log.debug(
+                "%s: %s: outcome=%s need=%s limit=%s unit=%s median_us=%s %s",
+                self._kernel, describe(verdict.config), verdict.outcome, verdict.need, verdict.limit, verdict.unit,
+                verdict.median_us, verdict.detail,
+            )  # fmt: skip
+        winner = record.winner
+        timed = sum(1 for verdict in record.verdicts if verdict.median_us is not None)
+        log.info(
+            "%s: tuned [%s]: offered=%d dropped=%s timed=%d winner=[%s] median=%.1f us (compile %.1f s, timing %.1f s)",
+            self._kernel, record.key.describe(), len(record.verdicts), _counts(record.dropped), timed,
+            describe(winner.config) if winner else None, winner.median_us if winner else float("nan"),
+            record.compile_secs, record.timing_secs,
+        )  # fmt: skip
+
+    def served_cold(self, key: TuningKey, ranking: Ranking, reason: str, cold: bool) -> None:
+        """Notes a key that was served without tuning; said once a key."""
+        with self._mutex:
+            if cold and len(self._cold) < _MOST_COLD_KEYS:
+                self._cold.setdefault(key, reason)
+            if key in self._said:
+                return
+            if len(self._said) < _MOST_COLD_KEYS:
+                self._said.add(key)
+        log.warning(
+            "%s: cold key [%s] served by %s: %s", self._kernel, key.describe(), ranking.origin, reason
+        )  # fmt: skip
+
+    def refused(self, ranking: Ranking, verdict: Verdict) -> None:
+        """A specialisation (alignment, ==1) of a known key that one of its configs does not fit; said once."""
+        text = f"{describe(verdict.config)}: {verdict.outcome} need={verdict.need} limit={verdict.limit}"
+        if text in ranking.refused:
+            return
+        ranking.refused.add(text)
+        log.warning(
+            "%s: [%s] %s unit=%s for this specialisation; the next best serves it %s",
+            self._kernel, ranking.key.describe(), text, verdict.unit, verdict.detail,
+        )  # fmt: skip
+
+    def rescued(self, key: TuningKey, found: Sequence[Candidate], refused: Sequence[Candidate]) -> None:
+        log.warning(
+            "%s: none of %d configs fits [%s]; rescued with fewer pipeline stages: %s",
+            self._kernel, len(refused), key.describe(), "; ".join(describe(c.config) for c in found if c.fits),
+        )  # fmt: skip
+
+
+def records() -> list[TuningRecord]:
+    """The tuning records of every kernel in this process, oldest first."""
+    return sorted((record for kernel in list(_all) for record in kernel), key=lambda record: record.created)
+
+
+def cold_keys() -> list[TuningKey]:
+    """The keys that were served without having been tuned, of every kernel; tuned at their next call that may."""
+    return [key for kernel in list(_all) for key in kernel.cold]
+
+
+def no_config_fits(
+    kernel: str, key: TuningKey, verdicts: Sequence[Verdict], pruned: Sequence[Verdict], device: DeviceLimits
+) -> NoConfigFits:
+    """The error for a key that no config fits: how many, the closest miss, what to do."""
+    over = [v for v in verdicts if v.outcome in OVER_LIMIT and v.need is not None and v.excess is not None]
+    closest = min(over, key=lambda v: (v.excess or 0) / (v.limit or 1), default=None)
+    text = [f"{kernel}: none of {len(verdicts)} configs fits [{key.describe()}]"]
+    if pruned:
+        text.append(f"the kernel's own prune had dropped {len(pruned)} more")
+    if closest is None:
+        failures = [v.detail for v in verdicts if v.detail]
+        text.append(f"failures: {_counts(Counter(str(v.outcome) for v in verdicts))} {failures[0] if failures else ''}")
+        return NoConfigFits("; ".join(text))
+    text.append(f"dropped: {_counts(Counter(str(v.outcome) for v in verdicts))}")
+    cap = " (SMART_AUTOTUNE_SHARED_BYTES_CAP)" if device.what_if else ""
+    text.append(
+        f"smallest need {closest.need:,} {closest.unit}, limit {closest.limit:,}{cap}, "
+        f"{closest.excess:,} over, by {describe(closest.config)}"
+    )
+    text.append("remedy: offer a config with smaller blocks or fewer stages (fewer warps for threads)")
+    return NoConfigFits("; ".join(text), closest.need, closest.limit, str(closest.outcome))
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"

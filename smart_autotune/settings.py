@@ -1,0 +1,127 @@
+"""Every setting, in one place: type, default, unit, one line of meaning.
+
+The environment is read once, at first use; nothing on the launch path reads it again. A value that cannot be
+used raises :class:`SettingsError`, which names the variable, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+PREFIX = "SMART_AUTOTUNE_"
+T = TypeVar("T")
+
+
+class SettingsError(ValueError):
+    """A setting has a value that is not allowed."""
+
+
+def _boolean(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("1 or 0")
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        lowered = text.strip().lower()
+        if lowered not in names:
+            raise ValueError(" | ".join(names))
+        return lowered
+
+    return parse
+
+
+def _integer(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = minimum - 1
+        if number < minimum:
+            raise ValueError(f"an integer >= {minimum}")
+        return number
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise ValueError("a number of seconds > 0")
+    return number
+
+
+def _setting(default: T, parse: Callable[[str], T], meaning: str) -> T:
+    value: T = field(default=default, metadata={"parse": parse, "meaning": meaning})
+    return value
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One process's settings; each field is the variable ``SMART_AUTOTUNE_<FIELD>``."""
+
+    mode: str = _setting(
+        "tune",
+        _one_of("tune", "first_fit", "pinned", "off"),
+        "tune | first_fit (never time; first config that fits) | pinned (only what is already known) | off (stock)",
+    )
+    batch: str = _setting("auto", _one_of("auto", "off"), "auto: a batch bucket joins the key | off: it never does")
+    max_buckets: int = _setting(12, _integer(1), "buckets tuned per rest of the key; beyond, the nearest serves")
+    wait_secs: float = _setting(300.0, _seconds, "how long a thread waits for another's tuning before serving cold")
+    compile_workers: int = _setting(0, _integer(0), "threads compiling candidates; 0: one for each usable core")
+    compile_timeout_secs: float = _setting(180.0, _seconds, "one candidate's compile budget")
+    rescue: bool = _setting(True, _boolean, "when nothing fits, try the same configs with fewer pipeline stages")
+    deterministic: bool = _setting(False, _boolean, "the batch size never selects a config (batch-invariant results)")
+    shared_bytes_cap: int = _setting(0, _integer(0), "what-if shared-memory cap per block in bytes; 0: the device's")
+    strict: bool = _setting(False, _boolean, "raise our own internal errors instead of falling back to stock Triton")
+
+
+def _from_environment(environ: Mapping[str, str]) -> Settings:
+    values: dict[str, Any] = {}
+    for setting in fields(Settings):
+        variable = PREFIX + setting.name.upper()
+        text = environ.get(variable)
+        if text is None:
+            continue
+        try:
+            values[setting.name] = setting.metadata["parse"](text)
+        except ValueError as error:
+            raise SettingsError(f"{variable}={text!r} is not allowed: expected {error}") from None
+    return Settings(**values)
+
+
+_current: Settings | None = None
+
+
+def current() -> Settings:
+    """The settings in force. Raises :class:`SettingsError` for a bad environment value."""
+    global _current
+    if _current is None:
+        _current = _from_environment(os.environ)
+    return _current
+
+
+@contextmanager
+def override(**values: Any) -> Iterator[Settings]:
+    """Settings changed for a scope (tests, notebooks); the former ones are put back. Not thread-local."""
+    global _current
+    before = current()
+    unknown = sorted(values.keys() - {setting.name for setting in fields(Settings)})
+    if unknown:
+        raise SettingsError(f"unknown setting {unknown[0]!r}; known: {', '.join(s.name for s in fields(Settings))}")
+    _current = replace(before, **values)
+    try:
+        yield _current
+    finally:
+        _current = before

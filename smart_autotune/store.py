@@ -1,0 +1,64 @@
+"""What is remembered on disk. So far: stock's own results cache, for kernels that ask for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from smart_autotune.errors import one_line
+from smart_autotune.key import TuningKey
+from smart_autotune.prefilter import Candidate
+
+log = logging.getLogger("smart_autotune")
+Timing = Callable[[Sequence[Candidate]], list[Candidate]]
+
+
+def through_stock_cache(tuner: Any, key: TuningKey, candidates: Sequence[Candidate], timing: Timing) -> list[Candidate]:
+    """``cache_results=True`` (or ``TRITON_CACHE_AUTOTUNING=1``): timings from stock's disk entry, else timed now.
+
+    The key holds the device's limits, so entries are not shared between caps. Anything odd about the entry is a miss
+    with one warning.
+    """
+    configs = [candidate.config for candidate in candidates if candidate.fits]
+    if not tuner.cache_results or any(config.pre_hook for config in configs):
+        return timing(candidates)
+    done: list[Candidate] = []
+
+    def time_them() -> None:
+        done.extend(timing(candidates))
+        tuner.configs_timings = {c.config: _stock_timings(c) for c in done if c.verdict.median_us is not None}
+
+    try:
+        hit = tuner.check_disk_cache(key, configs, time_them)
+        if hit:
+            return _restored(candidates, tuner.configs_timings)
+    except Exception as error:
+        if done:
+            log.warning("%s: timings were not written to Triton's cache: %s", tuner.kernel_name, one_line(error))
+        else:
+            log.warning("%s: Triton's cached timings are not usable: %s", tuner.kernel_name, one_line(error))
+    return done or timing(candidates)
+
+
+def _restored(candidates: Sequence[Candidate], timings: dict[Any, Any]) -> list[Candidate]:
+    """The entry's timings on our own candidates (restored configs are copies without hooks)."""
+    found = []
+    for candidate in candidates:
+        quantiles_ms = timings.get(candidate.config) if candidate.fits else None
+        if quantiles_ms is not None:
+            median, low, high = (float(value) * 1e3 for value in quantiles_ms)
+            verdict = replace(candidate.verdict, median_us=median, spread_us=(low, high), detail="from Triton's cache")
+            candidate = replace(candidate, verdict=verdict)
+        found.append(candidate)
+    if not any(candidate.verdict.median_us is not None for candidate in found):
+        raise ValueError("the entry has none of today's configs")
+    return found
+
+
+def _stock_timings(candidate: Candidate) -> list[float]:
+    verdict = candidate.verdict
+    median = verdict.median_us or 0.0
+    low, high = verdict.spread_us or (median, median)
+    return [median / 1e3, low / 1e3, high / 1e3]
