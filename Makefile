@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint types test clean
+.PHONY: help setup ready demo lint types test clean
 
 PYTHON ?= python3
 TORCH := torch==2.11.0
@@ -16,8 +16,8 @@ NUMPY := numpy<2.4
 DEMO_KERNELS := smart_autotune.kernels.sparse_decode.tuning
 DEMO_ARCHS := sm_90 sm_100 sm_120
 
-# The stamp's name holds what the set-up depends on: another pyproject.toml is another stamp.
-INPUTS := $(shell cat pyproject.toml setup.py Makefile | cksum | cut -d' ' -f1)
+# The stamp's name holds what the set-up depends on: another pyproject.toml or python is another stamp.
+INPUTS := $(shell { cat pyproject.toml setup.py Makefile; command -v $(PYTHON); } | cksum | cut -d' ' -f1)
 
 ifeq ($(SYSTEM_PYTHON),1)
 PY := $(PYTHON)
@@ -32,7 +32,8 @@ endif
 help:
 	@sed -n 's/^# \?//p' Makefile | sed -n '1,/^$$/p'
 
-setup: $(STAMP)
+setup ready: $(STAMP)
+	@test ! -d .system/src/smart_autotune || ln -sfn "$(CURDIR)"/smart_autotune/* .system/src/smart_autotune/
 
 .venv/ready-%:
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
@@ -47,12 +48,10 @@ setup: $(STAMP)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . \
 	    2>.system/pip.log || { \
 	    echo 'SYSTEM_PYTHON=1: $(PY) does not take an install; using links on PYTHONPATH'; \
-	    mkdir -p .system/src/smart_autotune && \
-	    ln -s "$(CURDIR)"/smart_autotune/* .system/src/smart_autotune/ && \
-	    ln -s "$(CURDIR)/patches" .system/src/smart_autotune/patches; }
+	    mkdir -p .system/src/smart_autotune && ln -s "$(CURDIR)/patches" .system/src/smart_autotune/patches; }
 	@touch $@
 
-demo: $(STAMP)
+demo: ready
 	@$(PY) -m smart_autotune.cli audit $(DEMO_KERNELS) $(DEMO_ARCHS:%=--arch %)
 
 # $(call tool,NAME,ARGUMENTS): a python that is not ours to fill may lack a tool; that is said, not hidden.
@@ -60,11 +59,11 @@ tool = @if $(PY) -c 'import $(1)' 2>/dev/null; then echo '$(1) $(2)'; $(PY) -m $
     elif [ '$(SYSTEM_PYTHON)' = 1 ]; then echo 'SKIPPED: $(PY) has no $(1)'; \
     else echo '$(PY) has no $(1)'; exit 1; fi
 
-lint: $(STAMP)
+lint: ready
 	$(call tool,ruff,check .)
 	$(call tool,ruff,format --check .)
 
-types: $(STAMP)
+types: ready
 	$(call tool,mypy)
 
 test: lint types

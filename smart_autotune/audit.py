@@ -105,10 +105,10 @@ def examples_of(kernel: Any) -> dict[str, Arguments]:
         raise BadValue(f"kernel {name} has no examples; {remedy}")
     try:
         built = build()
+        if not isinstance(built, Mapping):
+            built = {str(index): arguments for index, arguments in enumerate(built)}
     except Exception as error:
-        raise BadValue(f"kernel {name}: its examples raised {one_line(error)}") from error
-    if not isinstance(built, Mapping):
-        built = {str(index): arguments for index, arguments in enumerate(built)}
+        raise BadValue(f"kernel {name}: its examples raised {one_line(error)}; {remedy}") from error
     bad = next((key for key, arguments in built.items() if not isinstance(arguments, Mapping)), None)
     if not built or bad is not None:
         found = "returned none" if not built else f"{bad!r} is a {type(built[bad]).__name__}, not an argument dict"

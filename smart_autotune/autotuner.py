@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import triton
-from triton import knobs
 from triton.runtime.autotuner import Autotuner
-from triton.runtime.errors import AutotunerError, OutOfResources
+from triton.runtime.errors import OutOfResources
 
 from smart_autotune import settings
 from smart_autotune.batch import BatchRule, BatchSpec, BucketSpec
-from smart_autotune.checks import base_function, check_top_k, checked_configs, checked_names, defaults, innermost
+from smart_autotune.checks import check_top_k, checked_configs, checked_names, innermost
 from smart_autotune.engine import Engine
 from smart_autotune.errors import BadType, BadValue
-from smart_autotune.hooks import ResetRestore
 from smart_autotune.key import TuningKey
-from smart_autotune.launch import Call
 from smart_autotune.verdict import TuningRecord
+from smart_autotune.view import AutotunerView, kernel_name, prune
 
 log = logging.getLogger("smart_autotune")
 
@@ -61,7 +56,7 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
         timed_call: Callable[[Mapping[str, Any], triton.Config], Callable[[], Any]] | None = None,
         examples: Callable[[], Any] | None = None,
     ) -> None:
-        name = getattr(fn, "__name__", None) or base_function(fn).__name__
+        name = kernel_name(fn)
         configs = checked_configs(configs)
         keys = checked_names(name, "key", key)
         reset = checked_names(name, "reset_to_zero", reset_to_zero)
@@ -76,11 +71,6 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
         )  # fmt: skip
         if do_bench is not None:
             self._do_bench = do_bench  # stock forgets it when warmup= or rep= is given as well
-        hooks = ResetRestore(name, reset, restore)
-        if not self.user_defined_pre_hook and (reset or restore):
-            self.pre_hook = hooks.before
-        if not self.user_defined_post_hook and restore:
-            self.post_hook = hooks.after
         self.kernel_name: str = name
         self.examples = examples
         self._tune_args = tune_args
@@ -88,6 +78,8 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
         self._batch_rule = BatchRule(name, arg_names, keys, batch, batch_buckets)
         self._interpreted = innermost(fn).__class__.__name__ == "InterpretedFunction"
         self._engine = self._new_engine()
+        # Stock's own reset and restore hooks fail on None and share one slot between threads.
+        self.pre_hook, self.post_hook = self._engine.view.pre_hook, self._engine.view.post_hook
 
     # ---- launching -------------------------------------------------------------------------------------------
 
@@ -109,7 +101,7 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
         cold key is answered with the first config that fits.
         """
         if self._interpreted:
-            return self._engine_pruned(args, kwargs)[0]
+            return self._pruned(args, kwargs)[0]
         self._check_conflicts(kwargs)
         return self.configs[0] if len(self.configs) == 1 else self._engine.config_for(args, kwargs)
 
@@ -119,7 +111,7 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
         One config's failure does not end it; when all fail, the first failure is raised.
         """
         compiled, failures = [], []
-        for config in self._engine_pruned(args, kwargs):
+        for config in self._pruned(args, kwargs):
             try:
                 compiled.append(self.fn.warmup(*args, **kwargs, **config.all_kwargs()))
             except Exception as error:
@@ -136,9 +128,7 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
     def _run_interpreted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """No device, nothing to time: the first config that the author's prune leaves."""
         call = self._engine.call(args, kwargs)
-        with self.calling(call):
-            config = self.prune_configs(kwargs)[0] if len(self.configs) > 1 else self.configs[0]
-        self.best_config = config
+        self.best_config = config = self._engine.pruned(call)[0] if len(self.configs) > 1 else self.configs[0]
         return call.start(config)
 
     def _run_only_config(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -153,9 +143,8 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
         except OutOfResources:
             return self._engine.launch(args, kwargs)
 
-    def _engine_pruned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[triton.Config]:
-        with self.calling(self._engine.call(args, kwargs)):
-            return list(self.prune_configs(kwargs))
+    def _pruned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[triton.Config]:
+        return self._engine.pruned(self._engine.call(args, kwargs))
 
     def _check_conflicts(self, kwargs: Mapping[str, Any]) -> None:
         for config in self.configs:
@@ -185,34 +174,9 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
         else:
             _calls.nargs[id(self)] = value
 
-    @contextmanager
-    def calling(self, call: Call) -> Iterator[None]:
-        """``nargs`` is this call's for the scope, whatever a hook launches meanwhile."""
-        before = self.nargs
-        self.nargs = call.nargs
-        try:
-            yield
-        finally:
-            self.nargs = before
-
     def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
-        """The author's own pruning, as stock does it: early prune, then the performance model's ``top_k``."""
-        nargs = self.nargs or {}
-        kept: list[triton.Config] = self.configs
-        if self.early_config_prune:
-            kept = list(self.early_config_prune(self.configs, nargs, **kwargs) or ())
-            if not kept:
-                raise AutotunerError(
-                    f"No valid autotuner configs after pruning. {self.kernel_name}: `early_config_prune` dropped all "
-                    f"{len(self.configs)} configs; it should return at least one config."
-                )
-        if self.perf_model:
-            top_k = self.configs_top_k
-            count = max(1, int(len(self.configs) * top_k)) if isinstance(top_k, float) else int(top_k)
-            if len(kept) > count:
-                estimates = {c: self.perf_model(**{**nargs, **kwargs, **c.all_kwargs()}) for c in kept}
-                kept = sorted(estimates, key=lambda c: estimates[c])[:count]
-        return kept
+        """The author's own pruning, as stock does it (``nargs`` are this thread's)."""
+        return prune(self, self.kernel_name, self.nargs or {}, kwargs)
 
     # ---- records -----------------------------------------------------------------------------------------------
 
@@ -231,35 +195,11 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
 
         return report.explain(self.kernel_name, self.records, self.cold_keys())
 
-    def remember(self, record: TuningRecord, best: triton.Config) -> None:
-        """Puts a tuning's outcome where stock puts it."""
-        self.cache[record.key] = best
-        timings = {}
-        for verdict in record.verdicts:
-            if verdict.median_us is not None:
-                low, high = verdict.spread_us or (verdict.median_us, verdict.median_us)
-                timings[verdict.config] = [verdict.median_us / 1e3, low / 1e3, high / 1e3]
-            elif str(verdict.outcome) != "PRUNED_BY_USER":
-                timings[verdict.config] = [math.inf] * 3
-        self.configs_timings = timings
-        self.bench_time = record.timing_secs
-        if knobs.autotuning.print:
-            sys.stdout.write(
-                f"Triton autotuning for function {self.base_fn.__name__},\nwith key as {record.key.describe()},\n"
-                f"finished after {self.bench_time:.2f}s,\nbest config selected: {best};\n"
-            )
-
-    @property
-    def source_identity(self) -> str:
-        """The kernel's name and a hash of its source with everything it calls."""
-        base = self.base_fn
-        digest = getattr(innermost(self.fn), "cache_key", "")
-        return f"{base.__module__}.{base.__qualname__}@{str(digest)[:16]}"
-
     # ---- copies ------------------------------------------------------------------------------------------------
 
     def _new_engine(self) -> Engine:
-        return Engine(self, self._batch_rule, defaults(self.base_fn), self._tune_args, self._timed_call)
+        view = AutotunerView(self, self.stock_run)
+        return Engine(view, self._batch_rule, self._tune_args, self._timed_call)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SmartAutotuner:
         twin: SmartAutotuner = object.__new__(type(self))

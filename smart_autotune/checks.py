@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -64,8 +63,8 @@ def check_top_k(kernel: str, prune_configs_by: Mapping[str, Any] | None) -> None
         return
     top_k = prune_configs_by.get("top_k", 1.0)
     allowed = "a float in (0, 1] (share of the configs) or an int >= 1 (how many)"
-    if isinstance(top_k, bool) or not isinstance(top_k, numbers.Real):
+    if isinstance(top_k, bool) or not isinstance(top_k, (int, float)):
         raise BadType(f"{kernel}: top_k={top_k!r} is {type(top_k).__name__}; allowed: {allowed}")
-    share = not isinstance(top_k, numbers.Integral)
-    if not (0.0 < float(top_k) <= 1.0 if share else int(top_k) >= 1):
+    in_range = top_k >= 1 if isinstance(top_k, int) else 0.0 < float(top_k) <= 1.0
+    if not in_range:
         raise BadValue(f"{kernel}: top_k={top_k!r}; allowed: {allowed}")

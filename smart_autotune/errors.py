@@ -10,6 +10,17 @@ from triton.runtime.errors import AutotunerError, OutOfResources
 
 _MARK = "_smart_autotune_not_ours"
 
+# After one of these the CUDA context is lost: nothing measured later would mean anything (driver error texts).
+_STICKY = (
+    "illegal memory access",
+    "illegal address",
+    "misaligned address",
+    "unspecified launch failure",
+    "device-side assert",
+    "illegal instruction",
+    "hardware stack error",
+)
+
 
 class SmartAutotuneError(Exception):
     """Something the caller must mend: its text names the kernel, the argument, what was given, what is allowed."""
@@ -79,3 +90,15 @@ def bare(error: BaseException) -> BaseException:
         link.__traceback__ = None
         link = link.__cause__ or link.__context__
     return error
+
+
+def is_sticky(error: BaseException) -> bool:
+    """Whether an error means that the CUDA context is lost."""
+    text = str(error).lower()
+    return any(telling in text for telling in _STICKY)
+
+
+def raise_if_sticky(error: BaseException) -> None:
+    if is_sticky(error):
+        mark_not_ours(error)
+        raise error

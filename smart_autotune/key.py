@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from smart_autotune.errors import BadType
@@ -90,10 +90,12 @@ class KeyReader:
         arg_names: Sequence[str],
         keys: Sequence[str],
         batch_part: Callable[[Mapping[str, Any]], tuple[str, int] | None],
+        heuristics: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
     ) -> None:
         self._kernel = kernel
         self._keys = tuple(keys)
         self._batch_part = batch_part
+        self._heuristics = {name: function for name, function in (heuristics or {}).items() if name in self._keys}
         self._warn_unknown(arg_names)
 
     def _warn_unknown(self, arg_names: Sequence[str]) -> None:
@@ -114,10 +116,21 @@ class KeyReader:
                 ("shared_bytes", limits.shared_bytes),
                 ("multiprocessors", limits.multiprocessors),
             ),
-            values=tuple((name, *self._value(name, named[name])) for name in self._keys if name in named),
+            values=tuple(self._values(named)),
             dtypes=tuple((name, str(value.dtype)) for name, value in named.items() if hasattr(value, "dtype")),
             batch=self._batch_part(named),
         )
+
+    def _values(self, named: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+        for name in self._keys:
+            if name in named:
+                yield (name, *self._value(name, named[name]))
+            elif name in self._heuristics:
+                try:
+                    value = self._heuristics[name](dict(named))
+                except KeyError:  # it reads a value that only a config has: not this key's to know
+                    continue
+                yield (name, *self._value(name, value))
 
     def _value(self, name: str, value: Any) -> tuple[str, Any]:
         value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value

@@ -45,6 +45,9 @@ class DeviceLimits:
     what_if: bool = False
 
 
+UNKNOWN = DeviceLimits("unknown device", shared_bytes=1 << 62, tensor_columns=1 << 62, threads=1 << 62)
+
+
 def arch_name(arch: object) -> str:
     """Triton's target arch (``120``, ``"gfx942"``) as a name (``"sm_120"``, ``"gfx942"``)."""
     return f"sm_{arch}" if isinstance(arch, int) else str(arch)

@@ -16,7 +16,7 @@ import triton
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from smart_autotune import settings
-from smart_autotune.errors import bare, one_line
+from smart_autotune.errors import bare, one_line, raise_if_sticky
 from smart_autotune.launch import Call, load
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.verdict import Outcome, Verdict
@@ -120,8 +120,9 @@ def load_candidate(candidate: Candidate) -> Candidate:
     """Loads a fitting candidate: checks the function's own thread limit, records registers and spills."""
     try:
         load(candidate.kernel)
-    except OutOfResources as error:
-        failed = classify_failure(candidate.config, error, Outcome.LAUNCH_FAILED)
+    except Exception as error:
+        raise_if_sticky(error)
+        failed = classify_failure(candidate.config, bare(error), Outcome.LAUNCH_FAILED)
         return replace(candidate, verdict=replace(failed, compile_secs=candidate.verdict.compile_secs), error=error)
     spills = getattr(candidate.kernel, "n_spills", None)
     verdict = replace(

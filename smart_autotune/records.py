@@ -56,10 +56,9 @@ class Records:
         winner = record.winner
         timed = sum(1 for verdict in record.verdicts if verdict.median_us is not None)
         log.info(
-            "%s: tuned [%s]: offered=%d dropped=%s timed=%d winner=[%s] median=%.1f us (compile %.1f s, timing %.1f s)",
+            "%s: tuned [%s]: offered=%d dropped=%s timed=%d winner=[%s] median=%s (compile %.1f s, timing %.1f s)",
             self._kernel, record.key.describe(), len(record.verdicts), _counts(record.dropped), timed,
-            describe(winner.config) if winner else None, winner.median_us if winner else float("nan"),
-            record.compile_secs, record.timing_secs,
+            describe(winner.config) if winner else None, _time(winner), record.compile_secs, record.timing_secs,
         )  # fmt: skip
 
     def served_cold(self, key: TuningKey, ranking: Ranking, reason: str, cold: bool) -> None:
@@ -128,3 +127,7 @@ def no_config_fits(
 
 def _counts(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+
+
+def _time(verdict: Verdict | None) -> str:
+    return "not timed" if verdict is None or verdict.median_us is None else f"{verdict.median_us:.1f} us"

@@ -98,7 +98,7 @@ def _table(verdicts: Sequence[Verdict], columns: int, color: bool, timed: bool =
 
 
 def _build(verdicts: Sequence[Verdict], short: bool, timed: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0 if short else 1, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("config", overflow="fold")
     for name in _NUMBERS:
         table.add_column("regs" if short and name == "registers" else name, justify="right", no_wrap=True)

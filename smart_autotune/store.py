@@ -15,7 +15,9 @@ log = logging.getLogger("smart_autotune")
 Timing = Callable[[Sequence[Candidate]], list[Candidate]]
 
 
-def through_stock_cache(tuner: Any, key: TuningKey, candidates: Sequence[Candidate], timing: Timing) -> list[Candidate]:
+def through_stock_cache(
+    tuner: Any, kernel: str, key: TuningKey, candidates: Sequence[Candidate], timing: Timing
+) -> list[Candidate]:
     """``cache_results=True`` (or ``TRITON_CACHE_AUTOTUNING=1``): timings from stock's disk entry, else timed now.
 
     The key holds the device's limits, so entries are not shared between caps. Anything odd about the entry is a miss
@@ -36,9 +38,9 @@ def through_stock_cache(tuner: Any, key: TuningKey, candidates: Sequence[Candida
             return _restored(candidates, tuner.configs_timings)
     except Exception as error:
         if done:
-            log.warning("%s: timings were not written to Triton's cache: %s", tuner.kernel_name, one_line(error))
+            log.warning("%s: timings were not written to Triton's cache: %s", kernel, one_line(error))
         else:
-            log.warning("%s: Triton's cached timings are not usable: %s", tuner.kernel_name, one_line(error))
+            log.warning("%s: Triton's cached timings are not usable: %s", kernel, one_line(error))
     return done or timing(candidates)
 
 

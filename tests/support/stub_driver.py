@@ -14,6 +14,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import ty_to_cpp
+from triton.compiler.compiler import max_shared_mem
 
 from smart_autotune import capture, limits
 
@@ -124,14 +125,22 @@ class ScriptedBench:
 
 @contextmanager
 def active(driver: StubDriver) -> Iterator[StubDriver]:
-    """Makes ``driver`` Triton's active driver for the scope."""
+    """Makes ``driver`` Triton's active driver for the scope. Use kernels that no other driver compiled."""
     config = triton.runtime.driver
     before = config._active
     config.set_active(driver)
+    _forget_devices()
     try:
         yield driver
     finally:
         config._active = before
+        _forget_devices()
+
+
+def _forget_devices() -> None:
+    """Triton and we ask a device for its limits once a process; here device 0 is another one in each test."""
+    max_shared_mem.cache_clear()
+    limits._of_device.clear()
 
 
 @contextmanager

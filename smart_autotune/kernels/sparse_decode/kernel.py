@@ -50,8 +50,8 @@ def _group_scale(word, g: tl.constexpr):
 
 
 @triton.jit
-def _load_keys(p_token, m_token, COMPUTE: tl.constexpr):
-    """Eight tiles [BLOCK_T, 64] without their scales.
+def _load_keys(p_token, scales, m_token, COMPUTE: tl.constexpr):
+    """Eight tiles [BLOCK_T, 64] of dequantised values.
 
     Masked, not clamped to some token: 0 * NaN of a slot nobody wrote would reach the output.
     """
@@ -60,21 +60,22 @@ def _load_keys(p_token, m_token, COMPUTE: tl.constexpr):
     keys = ()
     for g in tl.static_range(N_GROUPS):
         b_k = tl.load(p_nope + g * G_DIMS, mask=m_token[:, None], other=0)
-        keys = keys + (b_k.to(tl.float8e4nv, bitcast=True).to(COMPUTE),)
+        b_k = b_k.to(tl.float8e4nv, bitcast=True).to(COMPUTE)
+        keys = keys + (b_k * _group_scale(scales, g).to(COMPUTE)[:, None],)
     p_rope = (p_token + ROPE_OFFSET).to(tl.pointer_type(tl.bfloat16))
     b_rope = tl.load(p_rope[:, None] + o_dim[None, :], mask=m_token[:, None], other=0.0)
     return keys + (b_rope.to(COMPUTE),)
 
 
 @triton.jit
-def _attend(queries, state, keys, scales, m_token, scale_log2, COMPUTE: tl.constexpr):
+def _attend(queries, state, keys, m_token, scale_log2, COMPUTE: tl.constexpr):
     """Carry the running softmax over one block of tokens.
 
     state: (peak [H] in units of log2, total [H], eight accumulators [64 dims, H]).
     """
-    scores = tl.dot(keys[N_GROUPS], queries[N_GROUPS])  # [T, H]
-    for g in tl.static_range(N_GROUPS):
-        scores += tl.dot(keys[g], queries[g]) * _group_scale(scales, g)[:, None]
+    scores = tl.dot(keys[0], queries[0])  # [T, H]
+    for g in tl.static_range(1, N_GROUPS + 1):
+        scores = tl.dot(keys[g], queries[g], scores)
     scores = tl.where(m_token[:, None], scores * scale_log2, float("-inf"))
 
     peak = tl.maximum(state[0], tl.max(scores, axis=0))
@@ -83,11 +84,10 @@ def _attend(queries, state, keys, scales, m_token, scale_log2, COMPUTE: tl.const
     shrink = tl.exp2(state[0] - base)
     b_p = tl.exp2(scores - base[None, :])
     carried = (peak, state[1] * shrink + tl.sum(b_p, axis=0))
-    for g in tl.static_range(N_GROUPS):
-        b_ps = (b_p * _group_scale(scales, g)[:, None]).to(COMPUTE)
-        carried = carried + (tl.dot(tl.trans(keys[g]), b_ps, state[2 + g] * shrink[None, :]),)
-    b_acc = state[2 + N_GROUPS] * shrink[None, :]
-    return carried + (tl.dot(tl.trans(keys[N_GROUPS]), b_p.to(COMPUTE), b_acc),)
+    b_p = b_p.to(COMPUTE)
+    for g in tl.static_range(N_GROUPS + 1):
+        carried = carried + (tl.dot(tl.trans(keys[g]), b_p, state[2 + g] * shrink[None, :]),)
+    return carried
 
 
 @triton.jit
@@ -202,8 +202,8 @@ def _split_kernel(
             footer = PAGE_SIZE * DATA_BYTES
         p_scales = (p_page + footer + slot * SCALE_BYTES).to(tl.pointer_type(tl.int64))
         scales = tl.load(p_scales, mask=m_token, other=0)
-        keys = _load_keys(p_page + slot * DATA_BYTES, m_token, COMPUTE)
-        state = _attend(queries, state, keys, scales, m_token, scale_log2, COMPUTE)
+        keys = _load_keys(p_page + slot * DATA_BYTES, scales, m_token, COMPUTE)
+        state = _attend(queries, state, keys, m_token, scale_log2, COMPUTE)
 
     total = state[1]
     if lse_ptr is not None:

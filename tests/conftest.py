@@ -1,0 +1,40 @@
+"""No test meets a GPU, a setting of the developer's shell or a cache of an earlier run, unless it asks for one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+for _name in [name for name in os.environ if name.startswith(("SMART_AUTOTUNE", "TRITON_")) and name != "TRITON_INTERPRET"]:
+    del os.environ[_name]
+os.environ["SMART_AUTOTUNE_STRICT"] = "1"  # our own faults surface, in child processes too
+
+import smart_autotune
+from smart_autotune import settings
+from support.stub_driver import StubDriver, active
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_triton_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton-cache"))
+
+
+@pytest.fixture(autouse=True)
+def strict_and_thawed() -> Iterator[None]:
+    with settings.override(strict=True):
+        yield
+    smart_autotune.thaw()
+
+
+@pytest.fixture
+def sm_120() -> Iterator[StubDriver]:
+    with active(StubDriver(120)) as driver:
+        yield driver
+
+
+@pytest.fixture
+def sm_90() -> Iterator[StubDriver]:
+    with active(StubDriver(90)) as driver:
+        yield driver
