@@ -1,11 +1,36 @@
-"""A drop-in replacement for ``@triton.autotune`` made for servers."""
+"""A drop-in replacement for ``@triton.autotune`` made for servers.
 
-from smart_autotune.autotuner import SmartAutotuner, smart_autotune
-from smart_autotune.errors import NoConfigFits, SmartAutotuneError
-from smart_autotune.key import TuningKey
-from smart_autotune.records import cold_keys, records
-from smart_autotune.serving import freeze, pretune, thaw
-from smart_autotune.verdict import Outcome, TuningRecord, Verdict
+Names are loaded at first use: importing the package imports neither Triton nor torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smart_autotune.autotuner import SmartAutotuner, smart_autotune
+    from smart_autotune.errors import NoConfigFits, SmartAutotuneError
+    from smart_autotune.key import TuningKey
+    from smart_autotune.history import cold_keys, records
+    from smart_autotune.serving import freeze, pretune, thaw
+    from smart_autotune.verdict import Outcome, TuningRecord, Verdict
+
+_HOMES = {
+    "SmartAutotuner": "autotuner",
+    "smart_autotune": "autotuner",
+    "NoConfigFits": "errors",
+    "SmartAutotuneError": "errors",
+    "TuningKey": "key",
+    "cold_keys": "history",
+    "records": "history",
+    "freeze": "serving",
+    "pretune": "serving",
+    "thaw": "serving",
+    "Outcome": "verdict",
+    "TuningRecord": "verdict",
+    "Verdict": "verdict",
+}
 
 __all__ = [
     "NoConfigFits",
@@ -22,3 +47,16 @@ __all__ = [
     "smart_autotune",
     "thaw",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,13 +10,12 @@ from typing import Any
 
 import triton
 from triton.runtime.autotuner import Autotuner
-from triton.runtime.errors import OutOfResources
 
 from smart_autotune import settings
 from smart_autotune.batch import BatchRule, BatchSpec, BucketSpec
-from smart_autotune.checks import check_top_k, checked_configs, checked_names, innermost
+from smart_autotune.checks import check_top_k, checked_configs, checked_names
 from smart_autotune.engine import Engine
-from smart_autotune.errors import BadType, BadValue
+from smart_autotune.errors import BadType
 from smart_autotune.key import TuningKey
 from smart_autotune.verdict import TuningRecord
 from smart_autotune.view import AutotunerView, kernel_name, prune
@@ -76,7 +75,6 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
         self._tune_args = tune_args
         self._timed_call = timed_call
         self._batch_rule = BatchRule(name, arg_names, keys, batch, batch_buckets)
-        self._interpreted = innermost(fn).__class__.__name__ == "InterpretedFunction"
         self._engine = self._new_engine()
         # Stock's own reset and restore hooks fail on None and share one slot between threads.
         self.pre_hook, self.post_hook = self._engine.view.pre_hook, self._engine.view.post_hook
@@ -84,15 +82,8 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
     # ---- launching -------------------------------------------------------------------------------------------
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launches the config that fits and is fastest for this call; see ``Engine.launch``."""
-        if settings.current().mode == "off":
-            return self.stock_run(*args, **kwargs)
-        if self._interpreted:
-            return self._run_interpreted(args, kwargs)
-        self._check_conflicts(kwargs)
-        if len(self.configs) == 1:
-            return self._run_only_config(args, kwargs)
-        return self._engine.launch(args, kwargs)
+        """Launches the config that fits and is fastest for this call; see ``Engine.run``."""
+        return self._engine.run(args, kwargs)
 
     def config_for(self, *args: Any, **kwargs: Any) -> triton.Config:
         """The config that a launch with these arguments would use now; tunes first where that is allowed.
@@ -100,10 +91,7 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
         Timing needs ``grid=`` among the keywords, unless the decorator was given ``timed_call``; without either, a
         cold key is answered with the first config that fits.
         """
-        if self._interpreted:
-            return self._pruned(args, kwargs)[0]
-        self._check_conflicts(kwargs)
-        return self.configs[0] if len(self.configs) == 1 else self._engine.config_for(args, kwargs)
+        return self._engine.config_for(args, kwargs)
 
     def warmup(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Compiles every config that the author's prune keeps; returns what compiled, in order. Sets no winner.
@@ -111,7 +99,7 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
         One config's failure does not end it; when all fail, the first failure is raised.
         """
         compiled, failures = [], []
-        for config in self._pruned(args, kwargs):
+        for config in self._engine.pruned(self._engine.call(args, kwargs)):
             try:
                 compiled.append(self.fn.warmup(*args, **kwargs, **config.all_kwargs()))
             except Exception as error:
@@ -124,38 +112,6 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
     def stock_run(self, *args: Any, **kwargs: Any) -> Any:
         """Stock Triton's ``Autotuner.run``, untouched."""
         return super().run(*args, **kwargs)
-
-    def _run_interpreted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """No device, nothing to time: the first config that the author's prune leaves."""
-        call = self._engine.call(args, kwargs)
-        self.best_config = config = self._engine.pruned(call)[0] if len(self.configs) > 1 else self.configs[0]
-        return call.start(config)
-
-    def _run_only_config(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One config: stock's path, and only when it does not fit the engine's rescue and explanation."""
-        if settings.current().shared_bytes_cap or self._engine.in_use:
-            return self._engine.launch(args, kwargs)
-        self.best_config = config = self.configs[0]
-        if config.pre_hook is not None:
-            config.pre_hook({**dict(zip(self.arg_names, args)), **kwargs, **config.all_kwargs()})
-        try:
-            return self.fn.run(*args, **kwargs, **config.all_kwargs())
-        except OutOfResources:
-            return self._engine.launch(args, kwargs)
-
-    def _pruned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[triton.Config]:
-        return self._engine.pruned(self._engine.call(args, kwargs))
-
-    def _check_conflicts(self, kwargs: Mapping[str, Any]) -> None:
-        for config in self.configs:
-            twice = kwargs.keys() & config.all_kwargs().keys()
-            if twice:
-                name = sorted(twice)[0]
-                error = BadValue if name in config.kwargs else BadType
-                raise error(
-                    f"{self.kernel_name}: Conflicting meta-parameters: {name!r} was passed and the configs set it; "
-                    f"multiple values are not allowed. Leave it out of the call"
-                )
 
     # ---- what stock offers subclasses, without state shared by threads -----------------------------------------
 

@@ -16,13 +16,13 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from smart_autotune import capture, limits, prefilter, serving, settings
 from smart_autotune.agreement import SingleFlight
 from smart_autotune.batch import BatchRule
-from smart_autotune.checks import defaults
-from smart_autotune.errors import NoConfigFits, is_ours, not_ours, one_line
+from smart_autotune.checks import defaults, innermost
+from smart_autotune.errors import BadType, BadValue, NoConfigFits, is_ours, not_ours, one_line
 from smart_autotune.key import ArgumentBinder, KeyReader, TuningKey
 from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.prefilter import Candidate
-from smart_autotune.records import Records
+from smart_autotune.history import Records
 from smart_autotune.serving import Ranking
 from smart_autotune.tuning import Tuning, nothing_fits, over_limit
 from smart_autotune.view import AutotunerView
@@ -48,13 +48,25 @@ class Engine:
         self._times_launches = timed_call is None
         self._tuning = Tuning(view, batch, self.records, tune_args, timed_call)
         self._keys = KeyReader(self.name, view.arg_names, view.keys, batch.part, view.heuristics_below())
-        provided = frozenset(name for config in view.configs for name in config.kwargs)
-        self._bind = ArgumentBinder(view.arg_names, defaults(view.autotuner.base_fn), provided)
+        self._config_names = frozenset(name for config in view.configs for name in config.all_kwargs())
+        self._bind = ArgumentBinder(view.arg_names, defaults(view.autotuner.base_fn), self._config_names)
+        self._interpreted = type(innermost(view.fn)).__name__ == "InterpretedFunction"
         self._flight = SingleFlight()
         self._rankings: dict[TuningKey, Ranking] = {}
         self._cold: dict[TuningKey, Ranking] = {}
 
     # ---- one launch ----------------------------------------------------------------------------------------------
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What replaces ``Autotuner.run``; what there is nothing to tune in goes straight through."""
+        if settings.current().mode == "off":
+            return self.view.stock_run(*args, **kwargs)
+        self._check_conflicts(kwargs)
+        if self._interpreted:
+            return self._run_interpreted(args, kwargs)
+        if len(self.view.configs) == 1:
+            return self._run_only_config(args, kwargs)
+        return self.launch(args, kwargs)
 
     def launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serves one call from key to launch; a fault of our own becomes stock behaviour."""
@@ -72,7 +84,10 @@ class Engine:
 
     def config_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> triton.Config:
         """The config a launch with these arguments would use now; tunes if that is allowed."""
+        self._check_conflicts(kwargs)
         call = self.call(args, kwargs)
+        if self._interpreted or len(self.view.configs) == 1:
+            return self.pruned(call)[0]
         device = current_limits()
         return self._first_that_fits(call, self.ranking(call, capture.is_capturing(), device), device)
 
@@ -85,10 +100,34 @@ class Engine:
         """The configs that the author's own prune keeps for this call."""
         return self._tuning.pruned(call)[0]
 
-    @property
-    def in_use(self) -> bool:
-        """Whether this engine has a ranking (for a one-config kernel: that its config had to be rescued)."""
-        return bool(self._rankings)
+    def _run_interpreted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """No device, nothing to time: the first config that the author's prune leaves."""
+        call = self.call(args, kwargs)
+        configs = self.view.configs
+        return self._start(call, self.pruned(call)[0] if len(configs) > 1 else configs[0])
+
+    def _run_only_config(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One config: stock's path; only where it does not fit, the rescue and the explanation."""
+        if settings.current().shared_bytes_cap or self._rankings:
+            return self.launch(args, kwargs)
+        config = self.view.configs[0]
+        self.view.autotuner.best_config = config
+        if config.pre_hook is not None:
+            config.pre_hook({**dict(zip(self.view.arg_names, args)), **kwargs, **config.all_kwargs()})
+        try:
+            return self.view.fn.run(*args, **kwargs, **config.all_kwargs())
+        except OutOfResources:
+            return self.launch(args, kwargs)
+
+    def _check_conflicts(self, kwargs: Mapping[str, Any]) -> None:
+        """A value that both the call and the configs give; stock's error types."""
+        for config in self.view.configs if kwargs.keys() & self._config_names else ():
+            for name in sorted(kwargs.keys() & config.all_kwargs().keys()):
+                error = BadValue if name in config.kwargs else BadType
+                raise error(
+                    f"{self.name}: Conflicting meta-parameters: {name!r} was passed and the configs set it; "
+                    f"multiple values are not allowed. Leave it out of the call"
+                )
 
     # ---- which ranking -------------------------------------------------------------------------------------------
 

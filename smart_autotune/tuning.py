@@ -17,7 +17,7 @@ from smart_autotune.key import TuningKey
 from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.prefilter import Candidate
-from smart_autotune.records import Records, no_config_fits
+from smart_autotune.history import Records, no_config_fits
 from smart_autotune.store import through_stock_cache
 from smart_autotune.verdict import OVER_LIMIT, Outcome, TuningRecord, Verdict
 from smart_autotune.view import AutotunerView

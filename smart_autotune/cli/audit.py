@@ -70,23 +70,24 @@ def _audits(target: str, archs: tuple[str, ...]) -> Iterator[Audit]:
 
 
 def _run(work: list[tuple[Any, dict[str, Arguments]]], archs: tuple[str, ...]) -> Iterator[Audit]:
-    calls = sum(len(getattr(tuner_of(kernel), "configs", ())) * len(examples) for kernel, examples in work)
-    with _progress(calls * len(archs)) as compiled:
-        for kernel, examples in work:
-            for arch in archs:
-                for name, arguments in examples.items():
-                    yield audit_kernel(kernel, arch, name, arguments, compiled)
+    for kernel, examples in work:
+        offered = len(getattr(tuner_of(kernel), "configs", ()))
+        for arch in archs:
+            for name, arguments in examples.items():
+                with _progress(f"{arch}, {name}", offered) as compiled:
+                    done = audit_kernel(kernel, arch, name, arguments, compiled)
+                yield done
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """Counts compiles on stderr while a person watches."""
+def _progress(label: str, total: int) -> Iterator[Callable[[], None]]:
+    """Counts compiles on stderr while a person watches; gone again before the next table is printed."""
     if not sys.stderr.isatty():
         yield lambda: None
         return
-    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("compiling for {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("compiling", total=total)
+        task = bar.add_task(label, total=total)
         yield lambda: bar.advance(task)
 
 

@@ -23,7 +23,7 @@ class FakeCompiled:
         self.metadata = SimpleNamespace(shared=shared, tmem_size=None, num_warps=values["num_warps"])
 
     def _init_handles(self) -> None:
-        self._kernel.loads.append(self.values)
+        self._kernel.loads.append(_described(self.values))
         self._kernel.on_load(self.values)
 
 

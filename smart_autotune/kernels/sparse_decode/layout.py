@@ -86,9 +86,7 @@ def pack_cache(kv: torch.Tensor, page_size: int) -> torch.Tensor:
     return cache
 
 
-def random_cache(
-    num_pages: int, page_size: int, device: torch.device | str = "cpu", seed: int = 0
-) -> torch.Tensor:
+def random_cache(num_pages: int, page_size: int, device: torch.device | str = "cpu", seed: int = 0) -> torch.Tensor:
     """A full cache of random bytes that decode to values of order one, made without a float copy.
 
     Every e4m3 code but NaN occurs, scales are 2^-9 .. 2^-7 and the rope part is normal.

@@ -70,9 +70,8 @@ class Records:
                 return
             if len(self._said) < _MOST_COLD_KEYS:
                 self._said.add(key)
-        log.warning(
-            "%s: cold key [%s] served by %s: %s", self._kernel, key.describe(), ranking.origin, reason
-        )  # fmt: skip
+        level = logging.WARNING if cold else logging.INFO
+        log.log(level, "%s: cold key [%s] served by %s: %s", self._kernel, key.describe(), ranking.origin, reason)
 
     def refused(self, ranking: Ranking, verdict: Verdict) -> None:
         """A specialisation (alignment, ==1) of a known key that one of its configs does not fit; said once."""
