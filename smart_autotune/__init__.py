@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from smart_autotune.autotuner import SmartAutotuner, smart_autotune
     from smart_autotune.errors import NoConfigFits, SmartAutotuneError
-    from smart_autotune.key import TuningKey
     from smart_autotune.history import cold_keys, records
+    from smart_autotune.key import TuningKey
+    from smart_autotune.patches.switch import disable, enable, status
     from smart_autotune.serving import freeze, pretune, thaw
     from smart_autotune.verdict import Outcome, TuningRecord, Verdict
 
@@ -27,6 +28,9 @@ _HOMES = {
     "freeze": "serving",
     "pretune": "serving",
     "thaw": "serving",
+    "disable": "patches.switch",
+    "enable": "patches.switch",
+    "status": "patches.switch",
     "Outcome": "verdict",
     "TuningRecord": "verdict",
     "Verdict": "verdict",
@@ -41,10 +45,13 @@ __all__ = [
     "TuningRecord",
     "Verdict",
     "cold_keys",
+    "disable",
+    "enable",
     "freeze",
     "pretune",
     "records",
     "smart_autotune",
+    "status",
     "thaw",
 ]
 

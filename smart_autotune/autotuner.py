@@ -32,6 +32,8 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
     :class:`~smart_autotune.key.TuningKey` (a tuple) to the best config; clearing it forgets what was tuned.
     """
 
+    _smart_autotune_native = True  # the patch of stock's class leaves ours alone
+
     def __init__(
         self,
         fn: Any,

@@ -18,11 +18,11 @@ from smart_autotune.agreement import SingleFlight
 from smart_autotune.batch import BatchRule
 from smart_autotune.checks import defaults, innermost
 from smart_autotune.errors import BadType, BadValue, NoConfigFits, is_ours, not_ours, one_line
+from smart_autotune.history import Records
 from smart_autotune.key import ArgumentBinder, KeyReader, TuningKey
 from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.prefilter import Candidate
-from smart_autotune.history import Records
 from smart_autotune.serving import Ranking
 from smart_autotune.tuning import Tuning, nothing_fits, over_limit
 from smart_autotune.view import AutotunerView
@@ -41,8 +41,10 @@ class Engine:
         batch: BatchRule,
         tune_args: Callable[..., Any] | None = None,
         timed_call: Callable[..., Any] | None = None,
+        lenient: bool = False,
     ) -> None:
         self.view = view
+        self._lenient = lenient  # a stock kernel never promised us anything: what stock accepts is stock's to serve
         self.name = view.kernel_name
         self.records = Records(self.name)
         self._times_launches = timed_call is None
@@ -54,6 +56,7 @@ class Engine:
         self._flight = SingleFlight()
         self._rankings: dict[TuningKey, Ranking] = {}
         self._cold: dict[TuningKey, Ranking] = {}
+        self._said: set[str] = set()
 
     # ---- one launch ----------------------------------------------------------------------------------------------
 
@@ -248,10 +251,20 @@ class Engine:
         return self._start(call, self._first_that_fits(call, ranking, device))
 
     def _fail_open(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not is_ours(error) or settings.current().strict:
+        accepted_by_stock = self._lenient and isinstance(error, (BadType, BadValue))
+        if not (accepted_by_stock or is_ours(error)) or settings.current().strict:
             raise error
-        log.error("%s: internal error, stock Triton takes over: %s", self.name, one_line(error), exc_info=error)
+        if one_line(error) not in self._said:
+            self._said.add(one_line(error))
+            log.error("%s: stock Triton takes over: %s", self.name, one_line(error), exc_info=error)
         return self.view.stock_run(*args, **kwargs)
+
+
+def stock_engine(autotuner: Any, stock_run: Callable[..., Any]) -> Engine:
+    """The engine of a stock ``Autotuner`` (or of a subclass that calls ``super().run``)."""
+    view = AutotunerView(autotuner, stock_run)
+    batch = BatchRule(view.kernel_name, view.arg_names, view.keys, "auto", "pow2")
+    return Engine(view, batch, lenient=True)
 
 
 def current_limits() -> DeviceLimits:

@@ -101,6 +101,20 @@ def _from_environment(environ: Mapping[str, str]) -> Settings:
     return Settings(**values)
 
 
+def requested() -> bool:
+    """``SMART_AUTOTUNE=1``: this process is to be patched when it imports Triton. SettingsError for a bad value."""
+    text = os.environ.get("SMART_AUTOTUNE", "")
+    try:
+        return _boolean(text)
+    except ValueError as error:
+        raise SettingsError(f"SMART_AUTOTUNE={text!r} is not allowed: expected {error}") from None
+
+
+def strict_requested() -> bool:
+    """Whether ``SMART_AUTOTUNE_STRICT`` asks for errors, also where another setting is bad."""
+    return os.environ.get(PREFIX + "STRICT", "").strip().lower() in ("1", "true", "yes", "on")
+
+
 _current: Settings | None = None
 
 

@@ -13,11 +13,11 @@ import triton
 from smart_autotune import bench, prefilter
 from smart_autotune.batch import BatchRule
 from smart_autotune.errors import mark_not_ours, not_ours, one_line
+from smart_autotune.history import Records, no_config_fits
 from smart_autotune.key import TuningKey
 from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.prefilter import Candidate
-from smart_autotune.history import Records, no_config_fits
 from smart_autotune.store import through_stock_cache
 from smart_autotune.verdict import OVER_LIMIT, Outcome, TuningRecord, Verdict
 from smart_autotune.view import AutotunerView
