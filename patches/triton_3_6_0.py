@@ -136,7 +136,8 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
             engine = _new_engine(self, original)
         if engine is None:
             return original(self, *args, **kwargs)
-        return engine.run(args, kwargs)
+        kernel = engine.plans.launch(*args, **kwargs)
+        return engine.run(args, kwargs) if kernel is engine.not_planned else kernel
 
     setattr(run, MARK, GATE.patch)
     return run
@@ -171,6 +172,7 @@ def _tuners(autotuner: type) -> Iterator[Any]:
 
 
 def _descendants(cls: type) -> Iterator[type]:
+    subclass: type
     for subclass in cls.__subclasses__():
         yield subclass
         yield from _descendants(subclass)

@@ -17,6 +17,7 @@ from smart_autotune.checks import check_top_k, checked_configs, checked_names
 from smart_autotune.engine import Engine
 from smart_autotune.errors import BadType
 from smart_autotune.key import TuningKey
+from smart_autotune.plan_source import NOT_PLANNED
 from smart_autotune.verdict import TuningRecord
 from smart_autotune.view import AutotunerView, kernel_name, prune
 
@@ -85,7 +86,22 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launches the config that fits and is fastest for this call; see ``Engine.run``."""
-        return self._engine.run(args, kwargs)
+        kernel = self._engine.plans.launch(*args, **kwargs)
+        return self._engine.run(args, kwargs) if kernel is NOT_PLANNED else kernel
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        """``kernel[grid](*args, **kwargs)``: ``grid`` is a tuple or a function of the named arguments."""
+        if type(self).run is not SmartAutotuner.run:
+            return super().__getitem__(grid)  # type: ignore[no-any-return]
+        engine = self._engine
+
+        def launch(*args: Any, **kwargs: Any) -> Any:
+            kernel = engine.plans.launch(*args, grid=grid, **kwargs)
+            if kernel is not NOT_PLANNED:
+                return kernel
+            return engine.run(args, {"grid": grid, "warmup": False, **kwargs})
+
+        return launch
 
     def config_for(self, *args: Any, **kwargs: Any) -> triton.Config:
         """The config that a launch with these arguments would use now; tunes first where that is allowed.

@@ -42,6 +42,7 @@ class BatchRule:
         by_preference = {name: rank for rank, name in enumerate(BATCH_NAMES)}
         named = [name for name in arg_names if name.lower() in by_preference]
         self._candidates = sorted(named, key=lambda name: by_preference[name.lower()])
+        self._spec = batch
 
     def part(self, named: Mapping[str, Any]) -> tuple[str, int] | None:
         """``(where the size came from, bucket)``, or None when the batch is not part of this call's key."""
@@ -49,6 +50,21 @@ class BatchRule:
             return None
         source, size = self._find(named)
         return None if size is None else (source, self.bucket_of(size))
+
+    @property
+    def readable_from(self) -> tuple[Any, ...] | None:
+        """Where the size is found, for code that reads it without us.
+
+        ``("never",)``, ``("argument", name, dim)``, ``("auto", int arguments by preference …)`` (else the first
+        tensor's first dimension); None: only by calling the author's function.
+        """
+        if self._spec is None or self.off_because():
+            return ("never",)
+        if self._spec == "auto":
+            return ("auto", *self._candidates)
+        if callable(self._spec):
+            return None
+        return ("argument", self._spec, 0) if isinstance(self._spec, str) else ("argument", *self._spec)
 
     def off_because(self) -> str:
         """Why the batch never joins the key here; empty when it does."""

@@ -22,6 +22,8 @@ from smart_autotune.history import Records
 from smart_autotune.key import ArgumentBinder, KeyReader, TuningKey
 from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
+from smart_autotune.plan import Plans, Watched
+from smart_autotune.plan_source import NOT_PLANNED
 from smart_autotune.prefilter import Candidate
 from smart_autotune.serving import Ranking
 from smart_autotune.tuning import Tuning, nothing_fits, over_limit
@@ -34,6 +36,8 @@ _here = threading.local()  # .tuning: how many tunings this thread is inside of
 
 class Engine:
     """Tuning and serving for one kernel."""
+
+    not_planned = NOT_PLANNED  # what ``plans.launch`` returns when this call has to come through ``run``
 
     def __init__(
         self,
@@ -54,6 +58,8 @@ class Engine:
         self._bind = ArgumentBinder(view.arg_names, defaults(view.autotuner.base_fn), self._config_names)
         self._interpreted = type(innermost(view.fn)).__name__ == "InterpretedFunction"
         self._flight = SingleFlight()
+        self.plans = Plans(view, batch)
+        view.autotuner.cache = Watched(view.autotuner.cache, self.plans.clear)
         self._rankings: dict[TuningKey, Ranking] = {}
         self._cold: dict[TuningKey, Ranking] = {}
         self._said: set[str] = set()
@@ -82,8 +88,12 @@ class Engine:
         except Exception as error:
             return self._fail_open(error, args, kwargs)
         if config is not None:
-            return self._start(call, config)
-        return self._start_first_accepted(call, ranking, device)
+            kernel = self._start(call, config)
+        else:
+            config, kernel = self._start_first_accepted(call, ranking, device)
+        if ranking.lasting:
+            self.plans.learn(args, kwargs, config, kernel)
+        return kernel
 
     def config_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> triton.Config:
         """The config a launch with these arguments would use now; tunes if that is allowed."""
@@ -118,9 +128,11 @@ class Engine:
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.view.arg_names, args)), **kwargs, **config.all_kwargs()})
         try:
-            return self.view.fn.run(*args, **kwargs, **config.all_kwargs())
+            kernel = self.view.fn.run(*args, **kwargs, **config.all_kwargs())
         except OutOfResources:
             return self.launch(args, kwargs)
+        self.plans.learn(args, kwargs, config, kernel)
+        return kernel
 
     def _check_conflicts(self, kwargs: Mapping[str, Any]) -> None:
         """A value that both the call and the configs give; stock's error types."""
@@ -141,11 +153,15 @@ class Engine:
         known = self._known(key)
         if known is not None:
             return known
-        reason = serving.why_not_tune(capturing) or self._why_not_time(call)
+        reason = "a CUDA graph is being captured" if capturing else self._why_not_time(call)
         if reason:
             return self._serve_cold(call, key, device, reason)
+        lasting_reason = serving.why_not_tune()
+        if lasting_reason:
+            return self._serve_cold(call, key, device, lasting_reason, lasting=True)
         if self._is_one_bucket_too_many(key):
-            return self._serve_cold(call, key, device, "SMART_AUTOTUNE_MAX_BUCKETS buckets are tuned", cold=False)
+            reason = "SMART_AUTOTUNE_MAX_BUCKETS buckets are tuned"
+            return self._serve_cold(call, key, device, reason, lasting=True, cold=False)
         return self._tuned_by_one(call, key, device)
 
     def _known(self, key: TuningKey) -> Ranking | None:
@@ -184,13 +200,22 @@ class Engine:
 
     def _tune(self, call: Call, key: TuningKey, device: DeviceLimits) -> Ranking:
         record, configs = self._tuning.run(call, key, device)
-        ranking = self._rankings[key] = Ranking(key, configs, record.served_by, record)
+        ranking = self._rankings[key] = Ranking(key, configs, record.served_by, record, lasting=True)
         self._cold.pop(key, None)
         self.view.remember(record, configs[0])
         self.records.tuned(record)
         return ranking
 
-    def _serve_cold(self, call: Call, key: TuningKey, device: DeviceLimits, reason: str, cold: bool = True) -> Ranking:
+    def _serve_cold(
+        self,
+        call: Call,
+        key: TuningKey,
+        device: DeviceLimits,
+        reason: str,
+        lasting: bool = False,
+        cold: bool = True,
+    ) -> Ranking:
+        """The nearest bucket's ranking, else the first config that fits. ``lasting``: not only this once."""
         served = self._cold.get(key)
         near = serving.nearest(key, [known for known in list(self._rankings) if self._known(known)])
         if near is not None:
@@ -202,6 +227,7 @@ class Engine:
             fitting = self._first_that_fits(call, served, device)
             served.configs = (fitting, *(c for c in served.configs if c is not fitting))
             self._cold[key] = served
+        served.lasting = lasting
         self.records.served_cold(key, served, reason, cold)
         return served
 
@@ -240,15 +266,17 @@ class Engine:
         self.view.autotuner.best_config = config
         return call.start(config)
 
-    def _start_first_accepted(self, call: Call, ranking: Ranking, device: DeviceLimits) -> Any:
+    def _start_first_accepted(self, call: Call, ranking: Ranking, device: DeviceLimits) -> tuple[triton.Config, Any]:
         """The best config, unless its load refuses this specialisation (other alignment, other need): then the next."""
+        config = ranking.configs[0]
         try:
-            return self._start(call, ranking.configs[0])
+            return config, self._start(call, config)
         except (OutOfResources, PTXASError) as error:
             if isinstance(error, NoConfigFits):
                 raise
         ranking.contested = True
-        return self._start(call, self._first_that_fits(call, ranking, device))
+        config = self._first_that_fits(call, ranking, device)
+        return config, self._start(call, config)
 
     def _fail_open(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         accepted_by_stock = self._lenient and isinstance(error, (BadType, BadValue))

@@ -30,6 +30,7 @@ class Ranking:
     origin: str  # "tuned" | "rescue" | "nearest bucket …" | "first that fits"
     record: TuningRecord | None = None
     contested: bool = False
+    lasting: bool = False  # serves the key's later calls too, so that a plan may be made of it
     refused: set[str] = field(default_factory=set)  # what was already said of this ranking in the log
 
 
@@ -40,18 +41,18 @@ def freeze() -> None:
     """From here on nothing is tuned: cold keys are served by the nearest bucket or the first config that fits."""
     global _frozen
     _frozen = True
+    settings.renew()
 
 
 def thaw() -> None:
     """Allows tuning again."""
     global _frozen
     _frozen = False
+    settings.renew()
 
 
-def why_not_tune(capturing: bool) -> str:
-    """Why nothing may be tuned right now; empty when tuning is allowed."""
-    if capturing:
-        return "a CUDA graph is being captured"
+def why_not_tune() -> str:
+    """Why nothing may be tuned until somebody changes that; empty when tuning is allowed."""
     if _frozen:
         return "tuning is frozen"
     mode = settings.current().mode

@@ -126,6 +126,12 @@ def current() -> Settings:
     return _current
 
 
+def renew() -> None:
+    """Makes every launch plan, which holds on to the settings it was made under, be looked at again."""
+    global _current
+    _current = replace(current())
+
+
 @contextmanager
 def override(**values: Any) -> Iterator[Settings]:
     """Settings changed for a scope (tests, notebooks); the former ones are put back. Not thread-local."""

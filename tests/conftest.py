@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-for _name in [name for name in os.environ if name.startswith(("SMART_AUTOTUNE", "TRITON_")) and name != "TRITON_INTERPRET"]:
+for _name in [
+    name for name in os.environ if name.startswith(("SMART_AUTOTUNE", "TRITON_")) and name != "TRITON_INTERPRET"
+]:
     del os.environ[_name]
 os.environ["SMART_AUTOTUNE_STRICT"] = "1"  # our own faults surface, in child processes too
 

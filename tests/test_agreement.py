@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -140,7 +140,7 @@ def test_an_interrupted_wait_leaves_no_lock_behind(flight: SingleFlight) -> None
             while flight._locks["key"][1] < 2:
                 time.sleep(0.001)
             time.sleep(0.02)
-            _thread.interrupt_main()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
         threading.Thread(target=interrupt_once_it_waits).start()
         with pytest.raises(KeyboardInterrupt), flight.claim("key", LONG_SECS):

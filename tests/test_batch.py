@@ -312,7 +312,7 @@ def test_nothing_is_asked_of_the_author_while_the_batch_is_off() -> None:
 SWITCHES = ("VLLM_BATCH_INVARIANT", "SGLANG_ENABLE_DETERMINISTIC_INFERENCE")
 
 
-@pytest.mark.parametrize(("variable", "value"), itertools.product(SWITCHES, ["1", "true", "True", "yes"]))
+@pytest.mark.parametrize(("variable", "value"), list(itertools.product(SWITCHES, ["1", "true", "True", "yes"])))
 def test_a_servers_own_invariance_switch_turns_the_batch_off(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:

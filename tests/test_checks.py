@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +66,7 @@ def test_a_list_of_configs_is_kept_as_it_is() -> None:
 def test_other_iterables_of_configs_become_a_list_in_their_order(kind: Any) -> None:
     given = configs()
     if kind(given).__class__ is dict:
-        with pytest.raises(BadType, match="configs is dict; allowed: an iterable of triton.Config"):
+        with pytest.raises(BadType, match=r"configs is dict; allowed: an iterable of triton\.Config"):
             checks.checked_configs(kind(given))
     else:
         found = checks.checked_configs(kind(given))
@@ -143,7 +143,7 @@ def check_top_k(top_k: Any) -> None:
     checks.check_top_k("my_kernel", {"perf_model": plain, "top_k": top_k})
 
 
-@pytest.mark.parametrize("top_k", [0.3, 0.5, 1.0, 1e-9, 1, 2, 1000, Fraction(1, 3)])
+@pytest.mark.parametrize("top_k", [0.3, 0.5, 1.0, 1e-9, 1, 2, 1000])
 def test_a_share_or_a_count_is_a_top_k(top_k: Any) -> None:
     check_top_k(top_k)
 
@@ -165,7 +165,7 @@ def test_a_number_that_is_neither_is_refused_with_what_is_allowed(top_k: Any) ->
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("top_k", [True, False, None, "half", [1], 1j])
+@pytest.mark.parametrize("top_k", [True, False, None, "half", [1], 1j, Decimal(1)])
 def test_what_is_no_number_is_refused_by_type(top_k: Any) -> None:
     with pytest.raises(BadType) as caught:
         check_top_k(top_k)

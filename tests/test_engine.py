@@ -65,6 +65,25 @@ def test_the_launch_returns_the_compiled_kernel_as_stock_does(sm_120):
         assert compiled.metadata.num_stages == kernel.best_config.num_stages
 
 
+def test_a_grid_function_sees_the_values_of_the_config_that_is_launched(sm_120):
+    kernel = smart_autotune(configs=blocks(64, 512), key=["n"])(fresh(scaled_copy))
+    kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](*copy_arguments(1000))
+    assert [launch.grid[0] for launch in sm_120.launches[:2]] == [16, 2]
+
+
+@pytest.mark.parametrize("wrong", [{"args": (None,)}, {"args": (None, 63, 2.0, 4, 5, 6, 7)}, {"kwargs": {"m": 1}}])
+def test_a_call_that_stock_refuses_is_refused_with_stocks_error_and_nothing_is_kept(sm_120, wrong):
+    raised = []
+    for decorate in (triton.autotune, smart_autotune):
+        kernel = decorate(configs=blocks(64, 128), key=["n"])(fresh(scaled_copy))
+        with pytest.raises(Exception) as error:  # noqa: PT011, B017  # which one is what is compared
+            kernel[(1,)](*wrong.get("args", copy_arguments(63)), **wrong.get("kwargs", {}))
+        raised.append((type(error.value), str(error.value)))
+        assert kernel.cache == {}
+    assert raised[1] == raised[0]
+    assert sm_120.launches == []
+
+
 def test_the_last_launch_after_a_tuning_is_by_the_winner_alone(sm_120):
     fake = FakeKernel(shape)
     tuned(fake)[(1,)](None, 100)
@@ -282,6 +301,7 @@ def test_batches_1_to_512_in_any_order_tune_once_a_power_of_two(sm_120):
 
 
 def test_beyond_the_allowed_number_of_buckets_the_nearest_serves(sm_120, caplog):
+    caplog.set_level(logging.INFO, logger="smart_autotune")
     fake = FakeKernel(batched)
     fastest = {1: 4, 16: 2, 256: 8}
     kernel = tuned(fake, time_ms=lambda values: abs(values["BLOCK"] - fastest[values["x"][1][0]]) + 1)
@@ -290,9 +310,8 @@ def test_beyond_the_allowed_number_of_buckets_the_nearest_serves(sm_120, caplog)
             kernel[(1,)](torch.zeros(size, 1), 63)
     assert [launch["BLOCK"] for launch in fake.launches[-5:]] == [2, 8, 4, 2, 8]
     assert sorted(key.bucket for key in kernel.cache) == [1, 16, 256]
-    texts = warnings_in(caplog)
-    assert len(texts) == 5 and all("MAX_BUCKETS" in text for text in texts)
-    assert "nearest bucket 16" in texts[0]
+    texts = [record.getMessage() for record in caplog.records if "MAX_BUCKETS" in record.getMessage()]
+    assert len(texts) == 5 and "nearest bucket 16" in texts[0]
     assert kernel.cold_keys() == [], "no later call would tune them"
 
 
@@ -390,6 +409,22 @@ def test_when_no_config_of_the_ranking_fits_another_specialisation_stages_are_ta
     assert kernel[(1,)](*tile_arguments(64)).metadata.num_stages == 7
     assert kernel[(1,)](*tile_arguments(64)).metadata.num_stages == 7
     assert any("rescued" in text for text in warnings_in(caplog))
+
+
+def test_a_best_config_that_does_not_compile_for_another_specialisation_gives_way_to_the_next_best(sm_120, caplog):
+    def fails_for_tensors(values):
+        if values["x"] is True and values["BLOCK"] == 2:
+            raise RuntimeError("PassManager::run failed")
+
+    fake = FakeKernel(shape, on_compile=fails_for_tensors)
+    kernel = tuned(fake)
+    assert kernel[(1,)](None, 63).values["BLOCK"] == 2
+    for _ in range(2):
+        assert kernel[(1,)](True, 63).values["BLOCK"] == 4
+    assert kernel[(1,)](None, 63).values["BLOCK"] == 2
+    assert len(kernel.records) == 1
+    (text,) = warnings_in(caplog)
+    assert "COMPILE_FAILED" in text and "PassManager" in text
 
 
 # ---- hooks, reset_to_zero, restore_value ---------------------------------------------------------------------------
@@ -690,6 +725,23 @@ def test_heuristics_on_real_compiles_below_the_tuner(sm_120):
     kernel = smart_autotune(configs=[triton.Config({}, num_warps=2), triton.Config({}, num_warps=4)], key=["n"])(below)
     kernel[(1,)](*copy_arguments())
     assert {launch.metadata.num_warps for launch in sm_120.launches} == {2, 4}
+
+
+def test_a_key_name_that_heuristics_below_fill_in_is_part_of_the_key(sm_120):
+    fake = FakeKernel(evened)
+    below = triton.heuristics({"EVEN": lambda args: args["n"] % 2 == 0})(fake)
+    kernel = smart_autotune(configs=blocks(7, 4), key=["EVEN"], do_bench=fake.bench(lambda v: v["BLOCK"]))(below)
+    for n in (63, 100, 61):
+        kernel[(1,)](None, n)
+    assert [key.values for key in kernel.cache] == [(("EVEN", "bool", False),), (("EVEN", "bool", True),)]
+
+
+def test_a_key_name_that_heuristics_fill_in_from_a_configs_value_is_left_out_as_with_stock(sm_120):
+    fake = FakeKernel(evened)
+    below = triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})(fake)
+    kernel = smart_autotune(configs=blocks(7, 4), key=["n", "EVEN"], do_bench=fake.bench(lambda v: v["BLOCK"]))(below)
+    kernel[(1,)](None, 63)
+    assert [key.values for key in kernel.cache] == [(("n", "int", 63),)]
 
 
 # ---- across kernels ---------------------------------------------------------------------------------------------------------

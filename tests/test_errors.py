@@ -75,6 +75,17 @@ def test_one_line_of_an_error_in_a_called_device_function_is_the_inner_message()
     assert text == "CompilationError: Cannot make_shape_compatible: incompatible dimensions"
 
 
+def test_one_line_of_an_error_that_says_something_is_not_its_causes() -> None:
+    try:
+        raise compile_error("the outer message") from ValueError("the inner message")
+    except CompilationError as error:
+        assert one_line(error) == "CompilationError: the outer message"
+    try:
+        raise RuntimeError("the outer message") from ValueError("the inner message")
+    except RuntimeError as error:
+        assert one_line(error) == "RuntimeError: the outer message"
+
+
 @pytest.mark.parametrize(
     "complaint",
     [

@@ -88,7 +88,8 @@ LOOK_ALIKES = [
 ]
 scalars = st.sampled_from(LOOK_ALIKES) | st.integers(-2, 2) | st.floats() | st.text(max_size=2)
 values = scalars | st.tuples(scalars, scalars)
-dtypes = st.sampled_from([None, torch.float16, torch.float32])
+TENSORS = {dtype: tensor(dtype, 4) for dtype in (torch.float16, torch.float32)}
+dtypes = st.sampled_from([None, *TENSORS])
 parts = st.fixed_dictionaries(
     {
         "source": st.sampled_from(["kernel@1", "kernel@2"]),
@@ -101,7 +102,7 @@ parts = st.fixed_dictionaries(
 
 
 def key_of(described: Mapping[str, Any]) -> TuningKey:
-    x, y = (None if dtype is None else tensor(dtype, 4) for dtype in described["dtypes"])
+    x, y = (TENSORS.get(dtype) for dtype in described["dtypes"])
     named = {"x": x, "y": y, **dict(sorted(described["values"].items()))}
     return read(named, device=described["device"], batch=described["batch"], source=described["source"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +36,10 @@ class CountingDriver:
         self.target = SimpleNamespace(arch=arch, warp_size=warp_size)
         self.shared_bytes = shared_bytes
         self.asked: list[int] = []
-        self.utils = self
+
+    @property
+    def utils(self) -> CountingDriver:  # no attribute: a cycle would keep a dead driver's address in use
+        return self
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         self.asked.append(device)
@@ -143,6 +147,16 @@ def test_the_what_if_cap_only_lowers(cap: int, arch: str) -> None:
         found = limits.of_arch(arch)
     assert found.shared_bytes == min(cap, PUBLISHED[arch])
     assert found.what_if == (cap < PUBLISHED[arch])
+
+
+def test_a_what_if_cap_equal_to_the_devices_is_no_what_if() -> None:
+    with settings.override(shared_bytes_cap=232_448):
+        assert limits.of_arch("sm_90") == limits.DeviceLimits("sm_90", 232_448, what_if=False)
+
+
+def test_limits_are_not_edited() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        limits.of_arch("sm_90").shared_bytes = 1  # type: ignore[misc]
 
 
 def test_the_what_if_cap_holds_for_its_scope_and_asks_the_driver_no_more() -> None:

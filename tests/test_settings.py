@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +117,38 @@ def test_every_default_is_a_value_that_could_be_set(setting: dataclasses.Field[A
     assert setting.metadata["parse"](str(setting.default)) == setting.default
 
 
+# ---- read before anything else ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "value"), YES_NO.items())
+def test_the_patch_is_asked_for_by_one_variable(unread: pytest.MonkeyPatch, text: str, value: bool) -> None:
+    unread.setenv("SMART_AUTOTUNE", text)
+    assert settings.requested() is value
+
+
+def test_the_patch_is_not_asked_for_by_default(unread: pytest.MonkeyPatch) -> None:
+    unread.delenv("SMART_AUTOTUNE", raising=False)
+    assert settings.requested() is False
+
+
+@pytest.mark.parametrize("text", NOT_YES_NO)
+def test_a_bad_value_of_the_patchs_variable_is_refused_like_any_other(unread: pytest.MonkeyPatch, text: str) -> None:
+    unread.setenv("SMART_AUTOTUNE", text)
+    with pytest.raises(SettingsError) as caught:
+        settings.requested()
+    for word in ("SMART_AUTOTUNE=", repr(text), "1 or 0"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "value"), YES_NO.items())
+def test_strictness_is_known_even_where_another_setting_is_bad(
+    unread: pytest.MonkeyPatch, text: str, value: bool
+) -> None:
+    unread.setenv(variable("mode"), "tnue")
+    unread.setenv(variable("strict"), text)
+    assert settings.strict_requested() is value
+
+
 # ---- wired to something --------------------------------------------------------------------------------------------
 
 
@@ -142,6 +175,7 @@ def settings_read_in(source: str) -> Iterator[str]:
                     yield node.attr
 
 
+@functools.cache
 def settings_read_by_the_package() -> set[str]:
     declared_in = Path(inspect.getfile(settings))
     files = [path for path in declared_in.parent.rglob("*.py") if path != declared_in]

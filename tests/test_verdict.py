@@ -110,6 +110,11 @@ def test_a_record_knows_when_it_was_made() -> None:
     assert before <= record(Outcome.WON).created <= time.time()
 
 
+def test_a_record_is_not_edited() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        record(Outcome.WON).served_by = "rescue"  # type: ignore[misc]
+
+
 # ---- configs in words ----------------------------------------------------------------------------------------------
 
 

@@ -50,7 +50,7 @@ def _group_scale(word, g: tl.constexpr):
 
 
 @triton.jit
-def _load_keys(p_token, scales, m_token, COMPUTE: tl.constexpr):
+def _load_keys(p_token, scales, m_token, SHARE_KEYS: tl.constexpr, COMPUTE: tl.constexpr):
     """Eight tiles [BLOCK_T, 64] of dequantised values.
 
     Masked, not clamped to some token: 0 * NaN of a slot nobody wrote would reach the output.
@@ -61,7 +61,10 @@ def _load_keys(p_token, scales, m_token, COMPUTE: tl.constexpr):
     for g in tl.static_range(N_GROUPS):
         b_k = tl.load(p_nope + g * G_DIMS, mask=m_token[:, None], other=0)
         b_k = b_k.to(tl.float8e4nv, bitcast=True).to(COMPUTE)
-        keys = keys + (b_k * _group_scale(scales, g).to(COMPUTE)[:, None],)
+        b_k = b_k * _group_scale(scales, g).to(COMPUTE)[:, None]
+        if SHARE_KEYS and COMPUTE != tl.float32:
+            b_k = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_k], dtype=b_k.dtype, is_pure=False, pack=2)
+        keys = keys + (b_k,)
     p_rope = (p_token + ROPE_OFFSET).to(tl.pointer_type(tl.bfloat16))
     b_rope = tl.load(p_rope[:, None] + o_dim[None, :], mask=m_token[:, None], other=0.0)
     return keys + (b_rope.to(COMPUTE),)
@@ -134,6 +137,7 @@ def _split_kernel(
     COMPUTE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    SHARE_KEYS: tl.constexpr,
 ):
     """One program: a row, BLOCK_H heads, one split of the row's tokens. Grid (rows, head tiles, splits).
 
@@ -202,7 +206,7 @@ def _split_kernel(
             footer = PAGE_SIZE * DATA_BYTES
         p_scales = (p_page + footer + slot * SCALE_BYTES).to(tl.pointer_type(tl.int64))
         scales = tl.load(p_scales, mask=m_token, other=0)
-        keys = _load_keys(p_page + slot * DATA_BYTES, scales, m_token, COMPUTE)
+        keys = _load_keys(p_page + slot * DATA_BYTES, scales, m_token, SHARE_KEYS, COMPUTE)
         state = _attend(queries, state, keys, m_token, scale_log2, COMPUTE)
 
     total = state[1]
