@@ -23,8 +23,12 @@ class SingleFlight:
         with self._mutex:
             lock, users = self._locks.get(key, (threading.Lock(), 0))
             self._locks[key] = (lock, users + 1)
-        held = lock.acquire(timeout=wait_secs) if wait_secs > 0 else lock.acquire(blocking=False)
+        held = False
         try:
+            if wait_secs > 0:
+                held = lock.acquire(timeout=min(wait_secs, threading.TIMEOUT_MAX))
+            else:
+                held = lock.acquire(blocking=False)
             yield held
         finally:
             if held:

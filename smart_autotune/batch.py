@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from smart_autotune import settings
-from smart_autotune.errors import BadType, BadValue
+from smart_autotune.errors import BadType, BadValue, not_ours
 
 BatchSpec = str | tuple[str, int] | Callable[[Mapping[str, Any]], int | None] | None
 BucketSpec = str | Iterable[int] | Callable[[int], int]
@@ -83,12 +83,18 @@ class BatchRule:
         if batch == "auto":
             return self._automatic
         if callable(batch):
-            return lambda named: ("batch()", self._checked("batch()", batch(named)))
-        name, dim = (batch, 0) if isinstance(batch, str) else batch
+            return lambda named: ("batch()", self._checked("batch()", _call(batch, named)))
+        pair = (batch, 0) if isinstance(batch, str) else batch
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise BadType(
+                f"{self._kernel}: batch={batch!r}; allowed: 'auto', an argument's name, (name, dimension), "
+                f"a function of the named arguments, or None"
+            )
+        name, dim = pair
         if name not in arg_names:
             near = difflib.get_close_matches(name, list(arg_names), n=3) or list(arg_names)
             raise BadValue(f"{self._kernel}: batch={batch!r} names no argument; did you mean: {', '.join(near)}")
-        if not isinstance(dim, int) or dim < 0:
+        if not isinstance(dim, int) or isinstance(dim, bool) or dim < 0:
             raise BadValue(f"{self._kernel}: batch={batch!r}: the dimension must be an integer >= 0")
         return lambda named: (name, self._size(name, dim, named.get(name)))
 
@@ -136,12 +142,17 @@ class BatchRule:
 
     def _checked_rounding(self, rounding: Callable[[int], int]) -> Callable[[int], int]:
         def bucket_of(size: int) -> int:
-            bucket = rounding(size)
+            bucket = _call(rounding, size)
             if isinstance(bucket, bool) or not isinstance(bucket, int):
                 raise BadType(f"{self._kernel}: batch_buckets({size}) returned {type(bucket).__name__}; allowed: int")
             return bucket
 
         return bucket_of
+
+
+def _call(function: Callable[[Any], Any], argument: Any) -> Any:
+    with not_ours():
+        return function(argument)
 
 
 def _author_key(keys: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import triton
-from triton.runtime.errors import OutOfResources, PTXASError
+from triton.runtime.errors import OutOfResources
 
 from smart_autotune import capture, limits, prefilter, serving, settings
 from smart_autotune.agreement import SingleFlight
@@ -26,7 +26,7 @@ from smart_autotune.plan import Plans, Watched
 from smart_autotune.plan_source import NOT_PLANNED
 from smart_autotune.prefilter import Candidate
 from smart_autotune.serving import Ranking
-from smart_autotune.tuning import Tuning, nothing_fits, over_limit
+from smart_autotune.tuning import NotNow, Tuning, nothing_fits, over_limit
 from smart_autotune.view import AutotunerView
 
 log = logging.getLogger("smart_autotune")
@@ -99,13 +99,17 @@ class Engine:
         """The config a launch with these arguments would use now; tunes if that is allowed."""
         self._check_conflicts(kwargs)
         call = self.call(args, kwargs)
-        if self._interpreted or len(self.view.configs) == 1:
+        if self._interpreted:
             return self.pruned(call)[0]
         device = current_limits()
+        if len(self.view.configs) == 1:
+            key = self._keys.read(call.named, self.view.source_identity, device)
+            only = self._known(key) or Ranking(key, tuple(self.view.configs), "the only config")
+            return self._first_that_fits(call, only, device)
         return self._first_that_fits(call, self.ranking(call, capture.is_capturing(), device), device)
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        launch_kwargs = {name: kwargs[name] for name in ("grid", "warmup") if name in kwargs}
+        launch_kwargs = {"grid": kwargs.get("grid"), "warmup": kwargs.get("warmup", False)}
         own = {name: value for name, value in kwargs.items() if name not in launch_kwargs}
         return Call(self.view.fn, self.view.arg_names, tuple(args), own, launch_kwargs, self._bind(args, own))
 
@@ -148,8 +152,7 @@ class Engine:
 
     def ranking(self, call: Call, capturing: bool, device: DeviceLimits) -> Ranking:
         """The ranking that serves this call: known, or tuned now, or put together without tuning."""
-        with not_ours():  # the author's batch(), buckets and heuristics
-            key = self._keys.read(call.named, self.view.source_identity, device)
+        key = self._keys.read(call.named, self.view.source_identity, device)
         known = self._known(key)
         if known is not None:
             return known
@@ -195,6 +198,8 @@ class Engine:
             _here.tuning = getattr(_here, "tuning", 0) + 1
             try:
                 return self._tune(call, key, device)
+            except NotNow as error:
+                return self._serve_cold(call, key, device, str(error))
             finally:
                 _here.tuning -= 1
 
@@ -223,7 +228,7 @@ class Engine:
             if served is None or served.origin != origin:
                 served = self._cold[key] = Ranking(key, self._rankings[near].configs, origin)
         elif served is None:
-            served = Ranking(key, tuple(self.pruned(call)), "first that fits")
+            served = Ranking(key, tuple(self.pruned(call)), serving.FIRST_THAT_FITS)
             fitting = self._first_that_fits(call, served, device)
             served.configs = (fitting, *(c for c in served.configs if c is not fitting))
             self._cold[key] = served
@@ -271,9 +276,12 @@ class Engine:
         config = ranking.configs[0]
         try:
             return config, self._start(call, config)
-        except (OutOfResources, PTXASError) as error:
-            if isinstance(error, NoConfigFits):
-                raise
+        except NoConfigFits:
+            raise
+        except Exception as error:
+            refused_by_load = isinstance(error, OutOfResources)
+            if not refused_by_load and prefilter.compile_one(call, config, device).fits:
+                raise  # it compiles: the launch itself failed
         ranking.contested = True
         config = self._first_that_fits(call, ranking, device)
         return config, self._start(call, config)

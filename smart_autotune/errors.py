@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from triton.runtime.errors import AutotunerError, OutOfResources
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import AutotunerError, OutOfResources, PTXASError
 
 _MARK = "_smart_autotune_not_ours"
 
+_COMPLAINT = re.compile(r"^\s*ptxas\b.*\b(error|fatal)\b")
 # After one of these the CUDA context is lost: nothing measured later would mean anything (driver error texts).
 _STICKY = (
     "illegal memory access",
@@ -73,22 +76,41 @@ def is_ours(error: BaseException) -> bool:
 
 
 def one_line(error: BaseException, width: int = 300) -> str:
-    """An exception's type and its most telling line; compilers put the message last, assemblers say "error"."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
-    line = (telling or lines or [""])[-1]
+    """An exception's type and its most telling line."""
+    line = _message(error)
     text = f"{type(error).__name__}: {line}" if line else type(error).__name__
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _message(error: BaseException) -> str:
+    """Triton's compiler keeps its message apart from the source it quotes; assemblers say "error" or "fatal"."""
+    if isinstance(error, CompilationError):
+        inner = error.__cause__
+        if error.error_message is None and inner is not None:  # the caller of a device function that failed
+            return _message(inner)
+        return _last_line(str(error.error_message or ""))
+    lines = str(error).splitlines()
+    telling = [line for line in lines if _COMPLAINT.search(line)]
+    if telling:
+        return telling[0].strip()
+    return str(error).strip().partition("\n")[0] if isinstance(error, PTXASError) else _last_line(str(error))
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
 
 
 def bare(error: BaseException) -> BaseException:
     """The error without its tracebacks, whose frames would keep tensors alive."""
     seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            link.__traceback__ = None
+            links += [link.__cause__, link.__context__]
     return error
 
 

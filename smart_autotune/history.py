@@ -8,6 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 
+from smart_autotune import serving
 from smart_autotune.errors import NoConfigFits
 from smart_autotune.key import TuningKey
 from smart_autotune.limits import DeviceLimits
@@ -79,7 +80,9 @@ class Records:
         if text in ranking.refused:
             return
         ranking.refused.add(text)
-        log.warning(
+        expected = ranking.origin == serving.FIRST_THAT_FITS  # nobody had said that it would fit
+        log.log(
+            logging.INFO if expected else logging.WARNING,
             "%s: [%s] %s unit=%s for this specialisation; the next best serves it %s",
             self._kernel, ranking.key.describe(), text, verdict.unit, verdict.detail,
         )  # fmt: skip

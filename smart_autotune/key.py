@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from smart_autotune.errors import BadType
+from smart_autotune.errors import BadType, not_ours
 from smart_autotune.limits import DeviceLimits
 
 log = logging.getLogger("smart_autotune")
@@ -127,7 +127,8 @@ class KeyReader:
                 yield (name, *self._value(name, named[name]))
             elif name in self._heuristics:
                 try:
-                    value = self._heuristics[name](dict(named))
+                    with not_ours():
+                        value = self._heuristics[name](dict(named))
                 except KeyError:  # it reads a value that only a config has: not this key's to know
                     continue
                 yield (name, *self._value(name, value))

@@ -64,22 +64,22 @@ def of_arch(arch: str) -> DeviceLimits:
         raise ValueError(f"unknown arch {arch!r}{hint}; known: {known}") from None
 
 
-_of_device: dict[tuple[int, int], DeviceLimits] = {}
+_of_device: dict[tuple[int, int], tuple[Any, DeviceLimits]] = {}
 
 
 def of_device(driver: Any, device: int) -> DeviceLimits:
     """Limits of CUDA device ``device``, asked from Triton's active ``driver`` once and kept."""
-    key = (id(driver), device)
-    found = _of_device.get(key)
-    if found is None:
+    asked, found = _of_device.get((id(driver), device), (None, UNKNOWN))
+    if asked is not driver:
         properties = driver.utils.get_device_properties(device)
         target = driver.get_current_target()
-        found = _of_device[key] = DeviceLimits(
+        found = DeviceLimits(
             arch=arch_name(target.arch),
             shared_bytes=properties["max_shared_mem"],
             warp_size=target.warp_size,
             multiprocessors=properties.get("multiprocessor_count", 0),
         )
+        _of_device[(id(driver), device)] = (driver, found)
     return _lowered(found)
 
 

@@ -109,7 +109,7 @@ def compile_one(call: Call, config: triton.Config, limits: DeviceLimits) -> Cand
 
 
 def _candidate(config: triton.Config, result: Any, secs: float, limits: DeviceLimits) -> Candidate:
-    if isinstance(result, Exception):
+    if isinstance(result, BaseException):
         verdict = classify_failure(config, result, Outcome.COMPILE_FAILED)
         return Candidate(config, replace(verdict, compile_secs=secs), error=bare(result))
     verdict = judge(config, getattr(result, "metadata", None), limits)

@@ -21,6 +21,9 @@ from smart_autotune.verdict import TuningRecord
 log = logging.getLogger("smart_autotune")
 
 
+FIRST_THAT_FITS = "first that fits"
+
+
 @dataclass
 class Ranking:
     """The configs that fit, best first. ``contested``: some specialisation of the key did not take the best one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,20 +28,24 @@ def through_stock_cache(
     if not tuner.cache_results or any(config.pre_hook for config in configs):
         return timing(candidates)
     done: list[Candidate] = []
+    failure: list[Exception] = []
 
     def time_them() -> None:
-        done.extend(timing(candidates))
+        try:
+            done.extend(timing(candidates))
+        except Exception as error:
+            failure.append(error)
+            raise
         tuner.configs_timings = {c.config: _stock_timings(c) for c in done if c.verdict.median_us is not None}
 
     try:
-        hit = tuner.check_disk_cache(key, configs, time_them)
-        if hit:
+        if tuner.check_disk_cache(key, configs, time_them):
             return _restored(candidates, tuner.configs_timings)
     except Exception as error:
-        if done:
-            log.warning("%s: timings were not written to Triton's cache: %s", kernel, one_line(error))
-        else:
-            log.warning("%s: Triton's cached timings are not usable: %s", kernel, one_line(error))
+        if failure:
+            raise
+        what = "timings were not written to" if done else "timings are not usable from"
+        log.warning("%s: %s Triton's cache: %s", kernel, what, one_line(error))
     return done or timing(candidates)
 
 
@@ -51,6 +56,8 @@ def _restored(candidates: Sequence[Candidate], timings: dict[Any, Any]) -> list[
         quantiles_ms = timings.get(candidate.config) if candidate.fits else None
         if quantiles_ms is not None:
             median, low, high = (float(value) * 1e3 for value in quantiles_ms)
+            if not 0.0 <= median < math.inf:
+                raise ValueError(f"a time of {median / 1e3} ms")
             verdict = replace(candidate.verdict, median_us=median, spread_us=(low, high), detail="from Triton's cache")
             candidate = replace(candidate, verdict=verdict)
         found.append(candidate)

@@ -25,6 +25,10 @@ from smart_autotune.view import AutotunerView
 log = logging.getLogger("smart_autotune")
 
 
+class NotNow(Exception):
+    """The key cannot be tuned at present; it is served without."""
+
+
 @dataclass(frozen=True)
 class Tuning:
     """What a kernel's tunings share: whom they work for and the author's say in how they are timed."""
@@ -51,6 +55,8 @@ class Tuning:
         compile_secs, timing_secs = compiled - begin, time.monotonic() - compiled
         ranked = bench.ranked(candidates)
         if not ranked:
+            if any(c.verdict.outcome is Outcome.OUT_OF_DEVICE_MEMORY for c in candidates):
+                raise NotNow("there is no device memory to time anything in")
             raise nothing_fits(self.view.kernel_name, key, candidates, pruned, device)
         with not_ours():  # stock resets ``reset_to_zero`` arguments once more before the winner's own launch
             self.view.pre_hook(call.hook_arguments(ranked[0].config), reset_only=True)

@@ -11,6 +11,8 @@ from typing import Any
 
 from smart_autotune import settings
 
+MISSING = object()
+
 
 class TimedOut(Exception):
     """A job outlived its budget. Its thread cannot be killed; what it returns later is thrown away."""
@@ -49,14 +51,16 @@ class Batch:
         threading.Thread(target=self._work, name="smart_autotune-compile", daemon=True).start()
 
     def _work(self) -> None:
-        prepared = _attempt(self._prepare)
+        prepared: Any = MISSING
         while True:
             with self._changed:
                 if not self._waiting:
                     return
                 index = self._waiting.popleft()
                 begin = self._started[index] = time.monotonic()
-            result = prepared if isinstance(prepared, Exception) else _attempt(self._jobs[index])
+            if prepared is MISSING:
+                prepared = _attempt(self._prepare)  # on the first job's budget
+            result = prepared if isinstance(prepared, BaseException) else _attempt(self._jobs[index])
             if not self._finish(index, begin, result):
                 return  # given up on: another worker has taken this one's place
 
@@ -83,11 +87,12 @@ class Batch:
 
     def _next_deadline_secs(self) -> float:
         begins = [begin for index, begin in self._started.items() if index not in self.results]
-        return max(0.0, min(begins, default=time.monotonic()) + self._budget_secs - time.monotonic()) + 0.001
+        left = min(begins, default=time.monotonic()) + self._budget_secs - time.monotonic()
+        return min(max(0.0, left) + 0.001, threading.TIMEOUT_MAX)
 
 
 def _attempt(job: Callable[[], Any]) -> Any:
     try:
         return job()
-    except Exception as error:
+    except BaseException as error:  # also SystemExit: whoever waits for this thread must hear of it
         return error

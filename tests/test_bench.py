@@ -28,7 +28,7 @@ def outcomes(kernel):
     return {v.config.kwargs["BLOCK"]: v.outcome for v in kernel.records[-1].verdicts}
 
 
-# ---- one config fails while it is timed --------------------------------------------------------------------------------
+# ---- one config fails while it is timed -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_keyboard_interrupt_ends_the_sweep(sm_120):
     assert kernel.nargs is None
 
 
-# ---- what a benchmark may return ------------------------------------------------------------------------------------------
+# ---- what a benchmark may return ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["three quantiles", "tuple", "one number", "one in a list"])
@@ -152,7 +152,7 @@ def test_a_benchmark_may_return_one_number_or_several(sm_120, kind):
 @pytest.mark.parametrize("returned", [None, "fast", [], ["fast"]])
 def test_a_benchmark_that_returns_no_time_is_an_error_that_says_what_is_allowed(sm_120, returned):
     kernel = tuned(do_bench=lambda run, quantiles: returned)
-    with pytest.raises(TypeError, match="shape: do_bench returned .*; allowed: milliseconds"):
+    with pytest.raises(TypeError, match=r"shape: do_bench returned .*; allowed: milliseconds"):
         kernel[(1,)](None, 63)
 
 
@@ -163,7 +163,7 @@ def test_a_time_that_is_no_number_of_milliseconds_never_wins(sm_120, bad):
     assert outcomes(kernel) == {2: Outcome.WON, 8: Outcome.SLOWER, 4: Outcome.LAUNCH_FAILED}
 
 
-# ---- near ties ---------------------------------------------------------------------------------------------------------------
+# ---- near ties ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_jitter_below_one_percent_does_not_change_the_winner_between_runs(sm_120
     assert winners == {4}
 
 
-# ---- representative inputs --------------------------------------------------------------------------------------------------
+# ---- representative inputs ------------------------------------------------------------------------------------------
 
 
 def test_tune_args_are_timed_and_the_live_launch_gets_the_real_arguments(sm_120):
@@ -247,7 +247,7 @@ def test_tune_args_that_raise_reach_the_caller_as_they_are(sm_120):
         tuned(tune_args=broken)[(1,)](None, 63)
 
 
-# ---- a whole operation ------------------------------------------------------------------------------------------------------
+# ---- a whole operation ----------------------------------------------------------------------------------------------
 
 
 def test_timed_call_is_what_is_timed_in_place_of_the_launch(sm_120):

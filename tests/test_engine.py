@@ -45,7 +45,7 @@ def warnings_in(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-# ---- one tuning, then served from what it found -------------------------------------------------------------------
+# ---- one tuning, then served from what it found ---------------------------------------------------------------------
 
 
 def test_the_fastest_config_wins_and_serves_every_later_call_without_timing(sm_120):
@@ -76,7 +76,7 @@ def test_a_call_that_stock_refuses_is_refused_with_stocks_error_and_nothing_is_k
     raised = []
     for decorate in (triton.autotune, smart_autotune):
         kernel = decorate(configs=blocks(64, 128), key=["n"])(fresh(scaled_copy))
-        with pytest.raises(Exception) as error:  # noqa: PT011, B017  # which one is what is compared
+        with pytest.raises(Exception) as error:  # which one is what is compared
             kernel[(1,)](*wrong.get("args", copy_arguments(63)), **wrong.get("kwargs", {}))
         raised.append((type(error.value), str(error.value)))
         assert kernel.cache == {}
@@ -135,7 +135,7 @@ def test_clearing_the_cache_tunes_again(sm_120):
     assert len(kernel.cache) == 1 and len(kernel.records) == 1
 
 
-# ---- nothing fits -------------------------------------------------------------------------------------------------
+# ---- nothing fits ---------------------------------------------------------------------------------------------------
 
 
 def test_when_nothing_fits_the_error_says_how_close_it_was_and_nothing_is_kept(sm_120):
@@ -282,7 +282,7 @@ def test_a_device_with_another_cap_is_another_key():
     assert (kernel.cache[small].kwargs["BLOCK"], kernel.cache[big].kwargs["BLOCK"]) == (8, 2)
 
 
-# ---- the batch --------------------------------------------------------------------------------------------------------
+# ---- the batch ------------------------------------------------------------------------------------------------------
 
 
 def batched(x, n, BLOCK=1):
@@ -427,7 +427,7 @@ def test_a_best_config_that_does_not_compile_for_another_specialisation_gives_wa
     assert "COMPILE_FAILED" in text and "PassManager" in text
 
 
-# ---- hooks, reset_to_zero, restore_value ---------------------------------------------------------------------------
+# ---- hooks, reset_to_zero, restore_value ----------------------------------------------------------------------------
 
 
 def adds_one(values):
@@ -546,7 +546,7 @@ def test_compiling_calls_no_hook_of_the_user(sm_120):
     assert called == []
 
 
-# ---- what is left behind ---------------------------------------------------------------------------------------------
+# ---- what is left behind --------------------------------------------------------------------------------------------
 
 
 def dies_after(call, *, raises=None):
@@ -659,7 +659,7 @@ def test_an_error_of_the_winners_own_launch_reaches_the_caller_as_it_is(sm_120):
         kernel[(1,)](None, 100)
 
 
-# ---- our own faults ---------------------------------------------------------------------------------------------------
+# ---- our own faults -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("owner", "method"), [(Engine, "_tune"), (KeyReader, "read")])
@@ -693,7 +693,7 @@ def test_what_the_users_own_code_raises_is_never_taken_for_a_fault_of_ours(sm_12
     assert fake.launches == [] and caplog.records == []
 
 
-# ---- heuristics ---------------------------------------------------------------------------------------------------------
+# ---- heuristics -----------------------------------------------------------------------------------------------------
 
 
 def evened(x, n, EVEN, BLOCK=1):
@@ -744,7 +744,7 @@ def test_a_key_name_that_heuristics_fill_in_from_a_configs_value_is_left_out_as_
     assert [key.values for key in kernel.cache] == [(("n", "int", 63),)]
 
 
-# ---- across kernels ---------------------------------------------------------------------------------------------------------
+# ---- across kernels -------------------------------------------------------------------------------------------------
 
 
 def test_the_records_of_every_kernel_are_reachable_in_one_list_oldest_first(sm_120):

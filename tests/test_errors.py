@@ -97,7 +97,7 @@ def test_one_line_of_an_error_that_says_something_is_not_its_causes() -> None:
 )
 def test_one_line_of_an_assembler_error_is_the_assemblers_own_complaint(complaint: str) -> None:
     text = one_line(PTXASError(ASSEMBLER_TEXT.format(complaint=complaint)))
-    assert text == f"PTXASError: {complaint.splitlines()[-1]}"
+    assert text == f"PTXASError: {complaint.splitlines()[0]}"
 
 
 def test_one_line_of_a_crashed_assembler_is_not_how_to_run_it_again() -> None:

@@ -38,7 +38,7 @@ def descriptors():
 
 def block_of(compiled):
     """The block shape that a compiled kernel's first descriptor has."""
-    return re.search(r"\[([\d,]+)\]", compiled.src.signature["source"])[1]
+    return re.search(r"\[(.+)\]", compiled.src.signature["source"])[1]
 
 
 def test_each_config_is_compiled_with_the_block_shape_that_its_own_hook_sets(sm_90):
@@ -47,7 +47,7 @@ def test_each_config_is_compiled_with_the_block_shape_that_its_own_hook_sets(sm_
     source, target = descriptors()
     call = kernel._engine.call((source, target), {"grid": (1,), "warmup": False})
     compiled = [call.compile(config) for config in configs]
-    assert [block_of(kernel) for kernel in compiled] == ["64,64", "32,32"]
+    assert [block_of(kernel) for kernel in compiled] == ["64, 64", "32, 32"]
     assert source.block_shape == target.block_shape == [16, 16]
 
 

@@ -33,7 +33,7 @@ def blocks(*sizes):
     return [triton.Config({"BLOCK": size}) for size in sizes]
 
 
-# ---- shared memory, on compiled numbers ------------------------------------------------------------------------
+# ---- shared memory, on compiled numbers -----------------------------------------------------------------------------
 
 
 def test_a_config_over_the_cap_of_sm_120_is_never_loaded_or_launched_and_the_others_are_tuned(sm_120):
@@ -103,7 +103,7 @@ def test_a_config_of_the_author_is_never_edited_and_the_winner_is_that_very_obje
     assert all(any(verdict.config is config for config in configs) for verdict in kernel.records[-1].verdicts)
 
 
-# ---- threads ---------------------------------------------------------------------------------------------------
+# ---- threads --------------------------------------------------------------------------------------------------------
 
 
 def test_more_threads_than_a_block_may_have_is_seen_without_loading(sm_120):
@@ -144,7 +144,7 @@ def test_metadata_that_says_nothing_counts_as_fitting():
     assert prefilter.judge(tile(2), None, SM_120).fits
 
 
-# ---- failures of one config ------------------------------------------------------------------------------------
+# ---- failures of one config -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_config_that_sits_in_the_compiler_is_given_up_on_and_the_others_are_se
     assert [v.outcome for v in kernel.records[-1].verdicts].count(Outcome.SLOWER) == 2
 
 
-# ---- nothing launched, nothing mixed up ---------------------------------------------------------------------------
+# ---- nothing launched, nothing mixed up -----------------------------------------------------------------------------
 
 
 def test_compiling_launches_nothing_and_loads_nothing(sm_120):

@@ -3,14 +3,14 @@
 Scores are tokens x heads and the output is dims x heads, so tokens and dims fill the wide side of the
 tensor-core instruction and the heads sit on the narrow one, where 8 and 16 need no padding.
 
-A tile holds e4m3 values without their scale, which the compute dtype represents exactly. The scale of a
-64-dim group multiplies the scores of that group, and the probabilities before the second dot. Both are
-exact up to the rounding of the probabilities. Scale bytes 1 to 254 mean 2^(byte-127); byte 0, whose value
-is below the smallest normal fp32, counts as 0; byte 255 (NaN in the format) gives a value that is not finite.
+A tile is dequantised to bf16 before the dots. e4m3 has 4 significant bits and a scale is a power of two, so
+that is exact for scale bytes 3 to 246. Byte 0, whose 2^-127 is below the smallest normal fp32, counts as 0;
+above 246 a value may overflow, and byte 255 (NaN in the format) gives values that are not finite.
 """
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 from smart_autotune.kernels.sparse_decode.layout import (
     GROUP_DIMS,
@@ -50,6 +50,24 @@ def _group_scale(word, g: tl.constexpr):
 
 
 @triton.jit
+def _keep_in_shared_memory(b_k, COMPUTE: tl.constexpr):
+    """An opaque move, so that a tile is dequantised once and lies in shared memory for both dots.
+
+    Without it Triton (3.6.0) moves the conversion behind the layout change of each dot: it runs twice, the tile
+    stays in registers twice, and its load is not pipelined. Not for SM100, whose tensor cores read shared memory
+    anyway, and whose pipeliner does not know how to predicate the move. The interpreter has no inline assembly.
+    """
+    if COMPUTE == tl.float32:
+        return b_k
+    elif cuda_capability_geq(10, 0) and not cuda_capability_geq(12, 0):
+        return b_k
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [b_k], dtype=b_k.dtype, is_pure=False, pack=2
+        )
+
+
+@triton.jit
 def _load_keys(p_token, scales, m_token, SHARE_KEYS: tl.constexpr, COMPUTE: tl.constexpr):
     """Eight tiles [BLOCK_T, 64] of dequantised values.
 
@@ -62,8 +80,8 @@ def _load_keys(p_token, scales, m_token, SHARE_KEYS: tl.constexpr, COMPUTE: tl.c
         b_k = tl.load(p_nope + g * G_DIMS, mask=m_token[:, None], other=0)
         b_k = b_k.to(tl.float8e4nv, bitcast=True).to(COMPUTE)
         b_k = b_k * _group_scale(scales, g).to(COMPUTE)[:, None]
-        if SHARE_KEYS and COMPUTE != tl.float32:
-            b_k = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_k], dtype=b_k.dtype, is_pure=False, pack=2)
+        if SHARE_KEYS:
+            b_k = _keep_in_shared_memory(b_k, COMPUTE)
         keys = keys + (b_k,)
     p_rope = (p_token + ROPE_OFFSET).to(tl.pointer_type(tl.bfloat16))
     b_rope = tl.load(p_rope[:, None] + o_dim[None, :], mask=m_token[:, None], other=0.0)
@@ -147,7 +165,7 @@ def _split_kernel(
 
     FINAL: the only split of its row, so out is the result, divided by the denominator with the sink.
     Otherwise out is this split's own softmax (no sink) and a split without tokens leaves it unwritten,
-    which its lse of -inf says. BLOCK_T cuts tokens, BLOCK_H heads. The `_rounded` widths are only for
+    which its lse of -inf says. COMPUTE: the dtype of the dots' operands. BLOCK_T cuts tokens, BLOCK_H heads. The `_rounded` widths are only for
     the tuning key.
     """
     HAS_EXTRA: tl.constexpr = extra_cache_ptr is not None
