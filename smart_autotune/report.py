@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import triton
@@ -152,11 +152,13 @@ def _number(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
 
 
-def _reasons(verdicts: Iterable[Verdict]) -> list[str]:
+def _reasons(verdicts: Sequence[Verdict]) -> list[str]:
     """What the table's numbers do not say: each failure's text once, with how many configs it met."""
     met = Counter(
         (str(verdict.outcome), verdict.detail)
         for verdict in verdicts
         if verdict.detail and not verdict.fits and verdict.outcome not in OVER_LIMIT
     )
-    return [f"{outcome} ({count}): {detail}" for (outcome, detail), count in met.items()]
+    units = {str(verdict.outcome): verdict.unit for verdict in verdicts if verdict.unit not in (None, "bytes")}
+    lines = [f"{outcome}: need, limit and excess in {unit}" for outcome, unit in units.items()]
+    return lines + [f"{outcome} ({count}): {detail}" for (outcome, detail), count in met.items()]

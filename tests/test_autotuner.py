@@ -121,6 +121,17 @@ def test_a_config_that_failed_is_infinitely_slow_in_configs_timings_as_with_stoc
     assert timings[1] == timings[0] == {4: [1.0] * 3, 2: [math.inf] * 3, 8: [2.0] * 3}
 
 
+def test_configs_timings_hold_only_what_the_authors_prune_kept_as_with_stock(sm_120):
+    timings = []
+    for decorate in (triton.autotune, smart_autotune):
+        kernel = decorated(
+            decorate, prune_configs_by={"early_config_prune": lambda configs, named, **kwargs: configs[1:]}
+        )
+        kernel[(1,)](None, 100)
+        timings.append({config.kwargs["BLOCK"]: found[0] for config, found in kernel.configs_timings.items()})
+    assert timings[1] == timings[0] == {2: 2, 8: 8}
+
+
 def test_a_subclass_that_overrides_prune_configs_with_one_argument_is_asked(sm_120):
     class OnlyTheLast(SmartAutotuner):
         def prune_configs(self, kwargs):

@@ -157,6 +157,23 @@ def test_relaxed_exchanges_the_capture_mode_and_puts_the_former_one_back_after_a
     assert cuda.seen == [2, 0]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_in_a_capture_every_load_happens_in_relaxed_mode_and_every_launch_in_the_captures_own(
+    sm_120, monkeypatch, known
+):
+    cuda, modes = FakeCuda(), []
+    load = sm_120.utils.load_binary
+    sm_120.utils.load_binary = lambda *args: modes.append(cuda.mode) or load(*args)
+    kernel = smart_autotune(configs=[tile(2), tile(3)], key=[], batch=None)(fresh(tile_product))
+    if known:
+        kernel[(1,)](*tile_arguments(63))
+    modes.clear()
+    monkeypatch.setattr(capture, "_cuda", lambda: cuda)
+    with capturing():
+        kernel[(1,)](*tile_arguments(64))
+    assert modes == [2] and cuda.mode == 0
+
+
 def test_relaxed_leaves_the_mode_alone_when_the_driver_refuses(monkeypatch):
     cuda = FakeCuda(status=3)
     monkeypatch.setattr(capture, "_cuda", lambda: cuda)

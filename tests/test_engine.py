@@ -445,6 +445,24 @@ def test_restore_value_leaves_the_effect_of_one_launch_alone(sm_120, by_keyword)
     assert torch.equal(x, torch.full((63,), 6.0))
 
 
+def test_restore_value_copies_once_a_timed_launch_and_keeps_no_copy(sm_120):
+    copies = []
+
+    class Counted(torch.Tensor):
+        def clone(self, **options):
+            copy = super().clone(**options)
+            copies.append(weakref.ref(copy))
+            return copy
+
+    kernel = tuned(FakeKernel(shape, on_launch=adds_one), restore_value=["x"])
+    x = torch.zeros(63).as_subclass(Counted)
+    kernel[(1,)](x, 100)
+    kernel[(1,)](x, 100)
+    gc.collect()
+    assert len(copies) == 3 and all(copy() is None for copy in copies)
+    assert x.sum().item() == 2 * 63
+
+
 def test_without_restore_value_the_effects_of_timing_stay_as_with_stock(sm_120):
     totals = []
     for decorate in (triton.autotune, smart_autotune):
@@ -549,8 +567,8 @@ def test_compiling_calls_no_hook_of_the_user(sm_120):
 # ---- what is left behind --------------------------------------------------------------------------------------------
 
 
-def dies_after(call, *, raises=None):
-    """Whether the tensor given to ``call`` is gone once the call is over."""
+def dies_after(call, *, raises=None, collect=True):
+    """Whether the tensor given to ``call`` is gone once the call is over (``collect``: after a garbage collection)."""
     x = torch.zeros(63)
     alive = weakref.ref(x)
     try:
@@ -562,7 +580,8 @@ def dies_after(call, *, raises=None):
     else:
         assert raises is None
     del x
-    gc.collect()
+    if collect:
+        gc.collect()
     return alive() is None
 
 
@@ -625,9 +644,14 @@ def test_one_failing_config_of_a_tuning_keeps_no_argument_alive(sm_120):
         if values["BLOCK"] == 2:
             raise RuntimeError(f"failed for {held_by_a_frame.shape}")
 
-    for stage in ("on_compile", "on_launch", "on_load"):
-        kernel = tuned(FakeKernel(shape, **{stage: fails_for_2}))
-        assert dies_after(lambda x, kernel=kernel: kernel[(1,)](x, 100)), stage
+    gc.collect()
+    gc.disable()  # device memory must not wait for a collection
+    try:
+        for stage in ("on_compile", "on_launch", "on_load"):
+            kernel = tuned(FakeKernel(shape, **{stage: fails_for_2}))
+            assert dies_after(lambda x, kernel=kernel: kernel[(1,)](x, 100), collect=False), stage
+    finally:
+        gc.enable()
 
 
 def test_a_load_that_fails_otherwise_than_for_resources_is_that_configs_verdict(sm_120):

@@ -72,6 +72,12 @@ def test_each_reason_is_said_once_with_its_count():
     assert lines.count("COMPILE_FAILED (2): CompilationError: power of 2") == 1
 
 
+def test_a_unit_other_than_bytes_is_said():
+    columns = Verdict(config(), Outcome.OVER_TENSOR_MEMORY, 608, 512, "columns")
+    lines = rendered(120, verdicts=(FITS, columns)).splitlines()
+    assert "OVER_TENSOR_MEMORY: need, limit and excess in columns" in lines
+
+
 def test_the_summary_counts_what_was_offered_fits_and_was_dropped():
     assert report.summary(VERDICTS) == (
         "5 offered, 1 fit; dropped: 2 COMPILE_FAILED, 1 OVER_SHARED_MEMORY, 1 PRUNED_BY_USER; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from smart_autotune.cli.audit import audit
+from smart_autotune.cli.run import run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -14,3 +15,4 @@ def main() -> None:
 
 
 main.add_command(audit)
+main.add_command(run)

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from smart_autotune import limits
 from smart_autotune.audit import Arguments, Audit, examples_of, tuner_of
 from smart_autotune.audit import audit as audit_kernel
+from smart_autotune.cli.native import NativeOutput, NotCaught
 from smart_autotune.errors import SmartAutotuneError, one_line
 from smart_autotune.report import render_audit
 from smart_autotune.settings import SettingsError
@@ -36,8 +38,9 @@ class BadArgument(click.ClickException):
 @click.argument("target", metavar="MODULE[:KERNEL]")
 @click.option("--arch", "archs", multiple=True, required=True, metavar="sm_NN", help="Repeat it for more than one.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead of tables.")
+@click.option("-v", "--verbose", is_flag=True, help="Let through what the compiler itself writes to stderr.")
 @click.pass_context
-def audit(context: click.Context, target: str, archs: tuple[str, ...], as_json: bool) -> None:
+def audit(context: click.Context, target: str, archs: tuple[str, ...], as_json: bool, verbose: bool) -> None:
     """Compile every config of the smart-autotuned kernels in MODULE for each --arch and each of their examples.
 
     Exit status: 0 every kernel has a fitting config on every arch, 3 one has none, 2 bad arguments.
@@ -47,7 +50,7 @@ def audit(context: click.Context, target: str, archs: tuple[str, ...], as_json: 
     audits = []
     # What a module, a kernel's author or the compiler prints must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr):
-        for done in _audits(target, tuple(dict.fromkeys(archs))):
+        for done in _audits(target, tuple(dict.fromkeys(archs)), NativeOutput if not verbose else NotCaught):
             audits.append(done)
             if not as_json:
                 click.echo(render_audit(done, color=color), file=stdout, color=color)
@@ -57,26 +60,29 @@ def audit(context: click.Context, target: str, archs: tuple[str, ...], as_json: 
     context.exit(0 if all(done.fits for done in audits) else NOTHING_FITS)
 
 
-def _audits(target: str, archs: tuple[str, ...]) -> Iterator[Audit]:
+def _audits(target: str, archs: tuple[str, ...], catch: Callable[[], NotCaught]) -> Iterator[Audit]:
     """One audit after another. All that can be wrong with the arguments is found before the first compile."""
     try:
         for arch in archs:
             limits.of_arch(arch)
         kernels = find_kernels(target)
-        work = [(kernel, examples_of(kernel)) for kernel in kernels.values()]
-        yield from _run(work, archs)
+        work = [(name, kernel, examples_of(kernel)) for name, kernel in kernels.items()]
+        yield from _run(work, archs, catch)
     except (SmartAutotuneError, SettingsError, ValueError) as error:
         raise BadArgument(str(error)) from error
 
 
-def _run(work: list[tuple[Any, dict[str, Arguments]]], archs: tuple[str, ...]) -> Iterator[Audit]:
-    for kernel, examples in work:
+def _run(
+    work: list[tuple[str, Any, dict[str, Arguments]]], archs: tuple[str, ...], catch: Callable[[], NotCaught]
+) -> Iterator[Audit]:
+    for kernel_name, kernel, examples in work:
         offered = len(getattr(tuner_of(kernel), "configs", ()))
         for arch in archs:
             for name, arguments in examples.items():
-                with _progress(f"{arch}, {name}", offered) as compiled:
+                with catch() as caught, _progress(f"{arch}, {name}", offered) as compiled:
                     done = audit_kernel(kernel, arch, name, arguments, compiled)
-                yield done
+                    notes = (*done.notes, *caught.errors())
+                yield replace(done, kernel=kernel_name, notes=notes)
 
 
 @contextlib.contextmanager

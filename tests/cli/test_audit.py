@@ -39,7 +39,7 @@ def test_the_table_shows_what_fits_and_by_how_much_the_rest_is_over():
     result = audit(f"{MODULE}:matmul", "--arch", "sm_120")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0] == "plain on sm_120, example square: 101,376 bytes of shared memory a block"
+    assert lines[0] == "matmul on sm_120, example square: 101,376 bytes of shared memory a block"
     over = next(line for line in lines if "OVER_SHARED_MEMORY" in line)
     assert [word for word in over.split() if "," in word][-3:] == ["196,608", "101,376", "95,232"]
     assert any("8,192" in line and "fits" in line for line in lines)
@@ -73,7 +73,7 @@ def test_json_is_a_list_of_objects_with_exactly_these_fields():
 
 def test_every_kernel_of_the_module_is_audited_once():
     rows = json.loads(audit(MODULE, "--arch", "sm_90", "--json").stdout)
-    assert {row["kernel"] for row in rows} == {"plain", "described"}
+    assert {row["kernel"] for row in rows} == {"matmul", "with_descriptor"}
 
 
 def test_a_kernel_with_no_fitting_config_on_one_arch_exits_with_three(module):
@@ -81,6 +81,14 @@ def test_a_kernel_with_no_fitting_config_on_one_arch_exits_with_three(module):
     assert audit(name, "--arch", "sm_90").exit_code == 0
     result = audit(name, "--arch", "sm_90", "--arch", "sm_86")
     assert result.exit_code == 3 and "1 offered, 0 fit" in result.stdout
+
+
+def test_a_failed_compiler_pass_is_one_line_and_not_its_module(module, capfd):
+    result = audit(module("unpipelined", UNPIPELINED), "--arch", "sm_100")
+    assert result.exit_code == 3 and "COMPILE_FAILED" in result.stdout
+    assert "doesn't know how to predicate this op" in result.stdout
+    shown = result.output + "".join(capfd.readouterr())
+    assert "tt.func" not in shown and "mlir_reproducer" not in shown
 
 
 def test_what_a_module_prints_does_not_reach_stdout(module):
@@ -132,4 +140,29 @@ from support import audited_kernels as kernels
 kernel = smart_autotune(
     configs=[kernels.tile(128, 256, 64, warps=8, stages=4)], key=["M"], examples=kernels.examples
 )(kernels.plain)
+"""
+
+UNPIPELINED = """
+import torch
+import triton
+import triton.language as tl
+from smart_autotune import smart_autotune
+
+
+@smart_autotune(
+    configs=[triton.Config({"BLOCK": 64}, num_stages=3)],
+    key=[],
+    examples=lambda: [{"x_ptr": torch.empty(64, 64, dtype=torch.float16, device="meta"), "count": 64}],
+)
+@triton.jit
+def kernel(x_ptr, count, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    sums = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for i in range(count):
+        b = tl.load(x_ptr + i * BLOCK * BLOCK + o[:, None] * BLOCK + o[None, :])
+        b = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [b], dtype=b.dtype, is_pure=False, pack=2
+        )
+        sums = tl.dot(b, b, sums)
+    tl.store(x_ptr + o[:, None] * BLOCK + o[None, :], sums.to(tl.float16))
 """

@@ -9,6 +9,8 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+from triton.compiler.compiler import max_shared_mem
+from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import KernelInterface
 
 OPTIONS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "ir_override": None}
@@ -22,7 +24,14 @@ class FakeCompiled:
         self.values = values
         self.metadata = SimpleNamespace(shared=shared, tmem_size=None, num_warps=values["num_warps"])
 
+    def check(self) -> None:
+        """What Triton checks before it loads a module."""
+        cap = max_shared_mem(0)
+        if self.metadata.shared > cap:
+            raise OutOfResources(self.metadata.shared, cap, "shared memory")
+
     def _init_handles(self) -> None:
+        self.check()
         self._kernel.loads.append(_described(self.values))
         self._kernel.on_load(self.values)
 
@@ -59,6 +68,7 @@ class FakeKernel(KernelInterface):
             self.compiles.append(_described(values))
         compiled = FakeCompiled(self, values, self.on_compile(values) or 0)
         if not warmup:
+            compiled.check()
             self.launches.append({**_described(values), "thread": threading.get_ident()})
             self.on_launch(values)
         return compiled

@@ -57,14 +57,10 @@ def _keep_in_shared_memory(b_k, COMPUTE: tl.constexpr):
     stays in registers twice, and its load is not pipelined. Not for SM100, whose tensor cores read shared memory
     anyway, and whose pipeliner does not know how to predicate the move. The interpreter has no inline assembly.
     """
-    if COMPUTE == tl.float32:
-        return b_k
-    elif cuda_capability_geq(10, 0) and not cuda_capability_geq(12, 0):
+    if tl.float32 == COMPUTE or (cuda_capability_geq(10, 0) and not cuda_capability_geq(12, 0)):
         return b_k
     else:
-        return tl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=r,r", [b_k], dtype=b_k.dtype, is_pure=False, pack=2
-        )
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_k], dtype=b_k.dtype, is_pure=False, pack=2)
 
 
 @triton.jit
@@ -165,8 +161,8 @@ def _split_kernel(
 
     FINAL: the only split of its row, so out is the result, divided by the denominator with the sink.
     Otherwise out is this split's own softmax (no sink) and a split without tokens leaves it unwritten,
-    which its lse of -inf says. COMPUTE: the dtype of the dots' operands. BLOCK_T cuts tokens, BLOCK_H heads. The `_rounded` widths are only for
-    the tuning key.
+    which its lse of -inf says. COMPUTE: the dtype of the dots' operands. BLOCK_T cuts tokens, BLOCK_H
+    heads. SHARE_KEYS: see _keep_in_shared_memory. The `_rounded` widths are only for the tuning key.
     """
     HAS_EXTRA: tl.constexpr = extra_cache_ptr is not None
     row = tl.program_id(0).to(tl.int64)

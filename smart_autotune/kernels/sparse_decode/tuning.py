@@ -83,6 +83,18 @@ def random_tokens(rows: int, width: int, cache_tokens: int, device: torch.device
     return order[(starts + torch.arange(width, device=device)) % cache_tokens]
 
 
+def _strided_like(tokens: torch.Tensor, row_stride: int) -> torch.Tensor:
+    """The lists at the row stride of the call's own, which may be a slice of a wider list or one row repeated."""
+    rows, columns = tokens.shape
+    storage = torch.full(((rows - 1) * row_stride + columns,), -1, dtype=tokens.dtype, device=tokens.device)
+    lists = storage.as_strided((rows, columns), (row_stride, 1))
+    if row_stride >= columns:
+        lists.copy_(tokens)
+    else:
+        storage.copy_(tokens.flatten()[: storage.numel()])
+    return lists
+
+
 def full_lists(named_args: Mapping[str, Any]) -> dict[str, Any]:
     """Replacements while timing: both lists full, over random tokens of the real cache.
 
@@ -95,17 +107,18 @@ def full_lists(named_args: Mapping[str, Any]) -> dict[str, Any]:
             continue
         rows, columns = indices.shape[0], named_args[width]
         tokens = cache.shape[0] * named_args[page_size]
-        # The kernel reads rows at the stride of the call's own list, which may be a slice of a wider one.
-        full = torch.full((rows, indices.stride(0)), -1, dtype=torch.int32, device=indices.device)
-        full[:, :columns] = random_tokens(rows, columns, tokens, indices.device)
-        replaced[prefix + "indices_ptr"] = full
+        replaced[prefix + "indices_ptr"] = _strided_like(
+            random_tokens(rows, columns, tokens, indices.device), indices.stride(0)
+        )
         if named_args[prefix + "length_ptr"] is not None:
             lengths = torch.full((rows,), columns, dtype=torch.int32, device=indices.device)
             replaced[prefix + "length_ptr"] = lengths
     return replaced
 
 
-def _example(rows: int, num_heads: int, topk: int, extra_topk: int, extra_page_size: int, splits: int) -> dict[str, Any]:
+def _example(
+    rows: int, num_heads: int, topk: int, extra_topk: int, extra_page_size: int, splits: int
+) -> dict[str, Any]:
     def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 

@@ -1,0 +1,230 @@
+"""The kernels' numerics, with fp32 operands, in Triton's interpreter.
+
+The interpreter is chosen when a kernel is decorated, so all cases run in one child process, which is this file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Case:
+    heads: int = 8
+    padded: int = 0
+    rows: int = 1
+    page_size: int = 64
+    width: int = 100
+    lengths: tuple[int, ...] | None = None
+    holes: bool = False
+    sink: float | None = None
+    extra_width: int = 0
+    extra_lengths: tuple[int, ...] | None = None
+    extra_page_size: int = 2
+    splits: int = 2
+    block_t: int = 32
+    block_h: int = 8
+
+
+CASES = {
+    "one head, one row, one split": Case(heads=1, splits=1),
+    "one head of 64, the rest NaN": Case(heads=1, padded=64, splits=2),
+    "8 heads of 64, the rest NaN, one split": Case(heads=8, padded=64, splits=1, sink=0.5),
+    "16 heads in two blocks": Case(heads=16, splits=3, sink=3.0),
+    "64 heads in one block": Case(heads=64, block_h=64, width=70, splits=1),
+    "128 heads in two blocks": Case(heads=128, block_h=64, width=70, splits=2, sink=1.0),
+    "heads that no block divides": Case(heads=13, padded=16, splits=2),
+    "pages of 2": Case(page_size=2, splits=2),
+    "pages of 256": Case(page_size=256, splits=2),
+    "a page size that is no power of two": Case(page_size=12, splits=2),
+    "mixed lengths": Case(rows=3, lengths=(0, 1, 63), splits=3, sink=0.0),
+    "mixed lengths, one split": Case(rows=3, lengths=(63, 0, 100), splits=1, sink=0.0),
+    "lengths beyond the width and below zero": Case(rows=3, lengths=(1000, -5, 100), splits=2),
+    "no token at all, no sink": Case(rows=3, lengths=(0, 0, 0), splits=1),
+    "no token at all, two splits": Case(rows=3, lengths=(0, 0, 0), splits=2),
+    "-1 inside the length": Case(rows=3, holes=True, lengths=(100, 64, 33), splits=2),
+    "-1 inside the length, one split": Case(rows=1, holes=True, splits=1),
+    "width 1": Case(width=1, splits=1),
+    "width 63": Case(width=63, splits=4, block_t=16),
+    "more splits than blocks": Case(width=40, splits=7, lengths=(33,), sink=0.0),
+    "both lists": Case(rows=3, extra_width=70, splits=2),
+    "both lists and the sink": Case(rows=3, extra_width=70, sink=3.0, splits=3, page_size=256),
+    "both lists and the sink, one split": Case(rows=3, extra_width=70, sink=3.0, splits=1, page_size=256),
+    "both lists, mixed lengths": Case(
+        rows=3, lengths=(0, 1, 100), extra_width=65, extra_lengths=(65, 0, 33), splits=3, sink=-1.0, holes=True
+    ),
+    "both lists, lengths of the extra one alone": Case(rows=3, extra_width=40, extra_lengths=(0, 1, 40), splits=2),
+    "both lists, each empty somewhere": Case(
+        rows=3, lengths=(0, 50, 0), extra_width=40, extra_lengths=(20, 0, 0), splits=1, sink=0.0
+    ),
+    "a sink far above all scores": Case(sink=80.0, splits=2),
+    "a sink far above all scores, one split": Case(sink=80.0, splits=1),
+    "a sink far below all scores": Case(sink=-200.0, splits=2),
+}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    child = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False, timeout=280
+    )
+    assert child.returncode == 0, child.stderr[-4000:]
+    found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_the_reference(name: str, results: dict[str, Any]) -> None:
+    result = results[name]
+    assert "raised" not in result, result["raised"]
+    assert result["error"] < TOLERANCE
+    assert result["lse_error"] < TOLERANCE
+    assert result["empty_rows_are_zero"]
+    assert result["padding_untouched"]
+    for changed, error in result["if_ignored"].items():
+        assert error > 10 * TOLERANCE, f"this case would not notice that {changed} is ignored"
+
+
+def test_cases_would_notice_what_is_ignored(results: dict[str, Any]) -> None:
+    noticed = {changed for result in results.values() for changed in result["if_ignored"]}
+    assert noticed == {"sink", "extra list", "lengths", "extra lengths"}
+
+
+def test_the_op_itself_runs_in_the_interpreter(results: dict[str, Any]) -> None:
+    assert results["the op"]["error"] < 4e-3  # the result is bf16
+
+
+# ---- the child ------------------------------------------------------------------------------------------------
+
+
+def make(case: Case, seed: int) -> dict[str, Any]:
+    """Arguments by the op's names. Token 0 of each cache is NaN and no list has it, so a hole may not read it."""
+    from smart_autotune.kernels.sparse_decode.layout import random_cache, token_parts
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def paged(page_size: int, tokens: int) -> torch.Tensor:
+        cache = random_cache(-(-tokens // page_size), page_size, seed=seed)
+        nope, rope, _ = token_parts(cache)
+        nope[0, 0] = 0x7F
+        rope[0, 0] = math.nan
+        return cache
+
+    def select(width: int, tokens: int) -> torch.Tensor:
+        found = torch.randint(1, tokens, (case.rows, 1, width), dtype=torch.int32, generator=generator)
+        if case.holes:
+            found[torch.rand(found.shape, generator=generator) < 0.3] = -1
+            found[0, 0, :40] = -1  # a first block without any token
+        return found
+
+    def lengths(values: tuple[int, ...] | None) -> torch.Tensor | None:
+        return None if values is None else torch.tensor(values, dtype=torch.int32)
+
+    padded = max(case.padded, case.heads)
+    q = torch.randn(case.rows, 1, padded, 512, generator=generator).bfloat16()
+    q[:, :, case.heads :] = math.nan
+    sink = None if case.sink is None else case.sink + 0.1 * torch.randn(padded, generator=generator)
+    extra = case.extra_width > 0
+    return {
+        "q": q,
+        "cache": paged(case.page_size, 150),
+        "indices": select(case.width, 150),
+        "topk_length": lengths(case.lengths),
+        "sink": sink,
+        "extra_cache": paged(case.extra_page_size, 90) if extra else None,
+        "extra_indices": select(case.extra_width, 90) if extra else None,
+        "extra_topk_length": lengths(case.extra_lengths),
+    }
+
+
+def relative(got: torch.Tensor, want: torch.Tensor) -> float:
+    difference, size = (got - want).norm().item(), want.norm().item()
+    return difference / size if size > 0 else difference
+
+
+def run_case(case: Case, seed: int) -> dict[str, Any]:
+    from smart_autotune.kernels import sparse_decode as op
+    from smart_autotune.kernels.sparse_decode.kernel import _split_kernel
+    from smart_autotune.kernels.sparse_decode.reference import sparse_decode_reference
+
+    def launch(grid: Any, arguments: dict[str, Any]) -> None:
+        _split_kernel[grid](**arguments, BLOCK_T=case.block_t, BLOCK_H=case.block_h, SHARE_KEYS=True)
+
+    given = make(case, seed)
+    q, sink = given["q"], given["sink"]
+    out = torch.full(q.shape, math.nan)
+    lse = torch.full(q.shape[:3], math.nan)
+    lists = op._lists(*(given[name] for name in given if name not in ("q", "sink")))
+    op._launch(q, lists, sink, 0.04, case.heads, out, lse, splits=case.splits, launch_split=launch)
+
+    known = {"softmax_scale": 0.04, "num_heads": case.heads}
+    want, want_lse = sparse_decode_reference(**given, **known)
+    got, got_lse = out[:, :, : case.heads], lse[:, :, : case.heads]
+    empty = want_lse == -math.inf
+    both = torch.equal(empty, got_lse == -math.inf)
+
+    def ignoring(*names: str) -> float:
+        return relative(sparse_decode_reference(**{**given, **dict.fromkeys(names)}, **known)[0], want)
+
+    ignored = {}
+    if case.sink is not None and case.sink > -10 and not empty.all():
+        ignored["sink"] = ignoring("sink")
+    if case.extra_width and not (case.extra_lengths and max(case.extra_lengths) == 0):
+        ignored["extra list"] = ignoring("extra_cache", "extra_indices", "extra_topk_length")
+    if case.lengths is not None and min(case.lengths) < case.width:
+        ignored["lengths"] = ignoring("topk_length")
+    if case.extra_lengths is not None:
+        ignored["extra lengths"] = ignoring("extra_topk_length")
+    return {
+        "error": relative(got, want),
+        "lse_error": (got_lse - want_lse)[~empty].abs().max().item() if both and not empty.all() else float(not both),
+        "empty_rows_are_zero": bool((got[empty] == 0).all()),
+        "padding_untouched": bool(out[:, :, case.heads :].isnan().all() and lse[:, :, case.heads :].isnan().all()),
+        "if_ignored": ignored,
+    }
+
+
+def run_op() -> dict[str, Any]:
+    from smart_autotune.kernels.sparse_decode import sparse_decode
+    from smart_autotune.kernels.sparse_decode.reference import sparse_decode_reference
+
+    given = make(Case(rows=2, extra_width=70, sink=0.2), 5)
+    given["cache"] = given["cache"].view(torch.float8_e4m3fn)
+    out = sparse_decode(**given, softmax_scale=0.04)
+    assert isinstance(out, torch.Tensor) and out.dtype == torch.bfloat16
+    want, _ = sparse_decode_reference(**given, softmax_scale=0.04)
+    return {"error": relative(out.float(), want), "if_ignored": {}}
+
+
+def main() -> None:
+    real_empty = torch.empty
+
+    def poisoned_empty(*args: Any, **kwargs: Any) -> torch.Tensor:
+        fresh = real_empty(*args, **kwargs)
+        return fresh.fill_(math.nan) if fresh.is_floating_point() else fresh
+
+    torch.empty = poisoned_empty
+    found: dict[str, Any] = {}
+    for seed, (name, case) in enumerate(CASES.items()):
+        try:
+            found[name] = run_case(case, seed)
+        except Exception as error:
+            found[name] = {"raised": repr(error), "if_ignored": {}}
+    found["the op"] = run_op()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

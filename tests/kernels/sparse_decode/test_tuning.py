@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from smart_autotune.audit import audit
+from smart_autotune.kernels.sparse_decode import tuning
+from smart_autotune.kernels.sparse_decode.layout import random_cache
+from smart_autotune.verdict import Outcome
+
+
+@pytest.mark.parametrize(
+    ("rows", "head_tiles", "width", "sms", "splits"),
+    [
+        (1, 1, 512, 132, 8),  # 64 tokens a part at least
+        (32, 1, 512, 132, 8),
+        (128, 1, 512, 132, 2),
+        (256, 2, 640, 132, 1),  # the rows fill the GPU alone
+        (1, 1, 8256, 132, 64),
+        (1, 1, 1, 132, 1),
+        (4096, 4, 8256, 1, 1),
+    ],
+)
+def test_splits_fill_the_gpu_about_twice(rows: int, head_tiles: int, width: int, sms: int, splits: int) -> None:
+    assert tuning.choose_splits(rows, head_tiles, width, sms) == splits
+
+
+def test_widths_round_to_few_values() -> None:
+    assert [tuning.rounded_width(width) for width in (0, 1, 100, 128, 192, 8256)] == [0, 1, 128, 128, 256, 16384]
+
+
+@pytest.mark.parametrize(
+    ("heads", "blocks"),
+    [(1, {8}), (8, {8}), (16, {8, 16}), (17, {16, 32}), (32, {16, 32}), (64, {16, 32, 64}), (128, {16, 32, 64})],
+)
+def test_head_blocks_follow_the_head_count(heads: int, blocks: set[int]) -> None:
+    kept = tuning.drop_unsuited_head_blocks(tuning.CONFIGS, {"num_heads": heads})
+    assert {config.kwargs["BLOCK_H"] for config in kept} == blocks
+
+
+def test_pruning_leaves_one_config() -> None:
+    wide = [config for config in tuning.CONFIGS if config.kwargs["BLOCK_H"] >= 32]
+    kept = tuning.drop_unsuited_head_blocks(wide, {}, num_heads=1)
+    assert [config.kwargs["BLOCK_H"] for config in kept] == [32]
+
+
+@pytest.mark.parametrize(("cache_tokens", "distinct"), [(10_000, "everywhere"), (150, "in a row"), (50, "nowhere")])
+def test_random_tokens_repeat_only_when_the_cache_is_small(cache_tokens: int, distinct: str) -> None:
+    tokens = tuning.random_tokens(4, 100, cache_tokens, torch.device("cpu"))
+    assert tokens.shape == (4, 100) and tokens.dtype == torch.int32
+    assert int(tokens.min()) >= 0 and int(tokens.max()) < cache_tokens
+    assert (tokens.unique().numel() == 400) == (distinct == "everywhere")
+    assert all((row.unique().numel() == 100) == (distinct != "nowhere") for row in tokens)
+    assert torch.equal(tokens, tuning.random_tokens(4, 100, cache_tokens, torch.device("cpu")))
+
+
+def named_args(indices: torch.Tensor, lengths: torch.Tensor | None, extra: torch.Tensor | None) -> dict[str, Any]:
+    return {
+        "cache_ptr": random_cache(8, 64),
+        "indices_ptr": indices,
+        "length_ptr": lengths,
+        "topk": indices.shape[-1],
+        "PAGE_SIZE": 64,
+        "extra_cache_ptr": None if extra is None else random_cache(40, 2),
+        "extra_indices_ptr": extra,
+        "extra_length_ptr": None,
+        "extra_topk": 0 if extra is None else extra.shape[-1],
+        "EXTRA_PAGE_SIZE": 2,
+    }
+
+
+def test_timing_uses_full_lists_and_leaves_the_call_alone() -> None:
+    indices, lengths = torch.zeros(3, 1, 100, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+    replaced = tuning.full_lists(named_args(indices, lengths, torch.full((3, 1, 20), -1, dtype=torch.int32)))
+    assert replaced.keys() == {"indices_ptr", "length_ptr", "extra_indices_ptr"}
+    assert replaced["length_ptr"].tolist() == [100] * 3
+    assert replaced["indices_ptr"].unique().numel() == 300
+    assert replaced["extra_indices_ptr"].unique().numel() == 60
+    assert not indices.any() and lengths.tolist() == [1] * 3
+
+
+def test_timing_lists_keep_the_row_stride_that_the_kernel_was_given() -> None:
+    wide = torch.zeros(3, 1, 300, dtype=torch.int32)[:, :, :100]
+    replaced = tuning.full_lists(named_args(wide, None, None))
+    assert replaced.keys() == {"indices_ptr"}
+    assert replaced["indices_ptr"].stride() == (300, 1)
+    repeated = torch.zeros(1, 1, 100, dtype=torch.int32).expand(3, 1, 100)
+    same = tuning.full_lists(named_args(repeated, None, None))["indices_ptr"]
+    assert same.stride() == (0, 1) and same.unique().numel() == 100
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_120"])
+def test_big_caps_have_room_that_small_ones_have_not(arch: str) -> None:
+    name = "window + top-512, 16 heads, batch 32"
+    found = audit(tuning.split_kernel, arch, name, tuning.examples()[name])
+    outcomes = [verdict.outcome for verdict in found.verdicts if verdict.outcome != Outcome.PRUNED_BY_USER]
+    fits = [verdict for verdict in found.verdicts if verdict.fits]
+    if arch == "sm_90":
+        assert len(fits) == len(outcomes), found.rows()
+        assert sum(verdict.need > 101_376 for verdict in fits) >= 1
+    else:
+        assert len(fits) >= 3, found.rows()
+        assert outcomes.count(Outcome.OVER_SHARED_MEMORY) >= 1
+        assert len(fits) + outcomes.count(Outcome.OVER_SHARED_MEMORY) == len(outcomes), found.rows()
+    assert found.verdicts[0].fits, "the first config is what first_fit and a cold key fall to"
