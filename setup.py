@@ -19,6 +19,9 @@ class BuildPy(build_py):
             target = pathlib.Path(self.build_lib) / pathlib.Path(STARTUP).name
             shutil.copyfile(STARTUP, target)
 
+    def get_source_files(self):
+        return [*super().get_source_files(), STARTUP]  # so that a source distribution has it
+
     def get_outputs(self, include_bytecode=True):
         outputs = super().get_outputs(include_bytecode)
         return outputs if self.editable_mode else [*outputs, f"{self.build_lib}/{pathlib.Path(STARTUP).name}"]

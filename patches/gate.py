@@ -10,8 +10,9 @@ import hashlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -76,26 +77,25 @@ def _source_conflict(gate: Gate, found: Mapping[str, Found]) -> Conflict | None:
         if here is None:
             return Conflict(gate.patch, f"a function {name}", "none of that name")
         if here.module != gate.home:
-            return Conflict(gate.patch, f"{name} of {gate.home}", f"one patched in by {here.module}")
+            return Conflict(gate.patch, f"{name} of {gate.home}", f"one put there by {here.module}")
         if here.fingerprint != fingerprint:
             return Conflict(gate.patch, f"{name} with source {fingerprint}", f"source {here.fingerprint}")
     return None
 
 
-def look_at(function: Callable[..., Any] | None) -> Found | None:
-    """A function's module (as its code says, whatever it claims) and the fingerprint of its source."""
-    code = getattr(function, "__code__", None)
-    if function is None or code is None:
+def look_at(function: Any) -> Found | None:
+    """A function's module (where its code runs, whatever it claims) and the fingerprint of its source."""
+    if function is None:
         return None
-    claimed = getattr(function, "__module__", "") or ""
-    actual = getattr(function, "__globals__", {}).get("__name__", claimed)
-    return Found(str(actual), fingerprint(function))
+    if type(function) is not FunctionType:  # a proxy passes itself off as what it wraps, but not to ``type``
+        return Found(f"{type(function).__module__}.{type(function).__qualname__}", "not a function")
+    return Found(str(function.__globals__.get("__name__")), fingerprint(function))
 
 
-def fingerprint(function: Callable[..., Any]) -> str:
+def fingerprint(function: FunctionType) -> str:
     """16 hex digits of the SHA-256 of a function's source, without comment lines, blank lines and indentation."""
     try:
-        source = textwrap.dedent(inspect.getsource(function))
+        source = textwrap.dedent(inspect.getsource(function.__code__))
     except (OSError, TypeError):
         return "unreadable"
     lines = [line.rstrip() for line in source.splitlines()]

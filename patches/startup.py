@@ -12,6 +12,7 @@ from types import ModuleType
 log = logging.getLogger("smart_autotune")
 
 _registered = False
+_said: set[str] = set()
 
 
 def activate() -> None:
@@ -25,32 +26,46 @@ def activate() -> None:
         if settings.requested():
             _on_import_of_triton()
     except Exception as error:
-        log.warning("smart_autotune is not turned on: %s: %s", type(error).__name__, error)
-        if settings.strict_requested():
-            raise
+        _refuse(error)
 
 
 def _on_import_of_triton() -> None:
     global _registered
     if _registered:
         return
+    if "triton" in sys.modules:
+        import triton  # waits where another thread is in the middle of it
+
+        if _is_half_imported(triton):
+            raise RuntimeError("Triton is being imported by the code that asks for the patch; enable() after that")
+        _apply(triton)
+    else:
+        import wrapt
+
+        wrapt.register_post_import_hook(_apply, "triton")
     _registered = True
-    if getattr(sys.modules.get("triton"), "autotune", None) is not None:
-        _apply(None)
-        return
-    import wrapt
-
-    wrapt.register_post_import_hook(_apply, "triton")
 
 
-def _apply(_triton: ModuleType | None) -> None:
-    from smart_autotune import settings
+def _is_half_imported(module: ModuleType) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))
 
+
+def _apply(_triton: ModuleType) -> None:
     try:
         from .switch import enable
 
         enable()
     except Exception as error:
-        if settings.strict_requested():
-            raise
-        log.warning("smart_autotune is not turned on: %s: %s", type(error).__name__, error)
+        _refuse(error)
+
+
+def _refuse(error: Exception) -> None:
+    """Stock Triton stays; under strict settings the error is raised."""
+    from smart_autotune import settings
+
+    if settings.strict_requested():
+        raise error
+    text = f"{type(error).__name__}: {error}"
+    if text not in _said:
+        _said.add(text)
+        log.warning("smart_autotune is not turned on: %s", text)

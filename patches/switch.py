@@ -79,9 +79,7 @@ def status() -> Status:
     before, after = triton_3_6_0.instances() if on else (0, 0)
     conflicts = dict(_refused)
     if on and not triton_3_6_0.is_applied():
-        conflicts["over"] = Conflict(
-            triton_3_6_0.GATE.patch, "our own Autotuner.run", "one patched over it since", "that one decides"
-        )
+        conflicts["over"] = triton_3_6_0.patched_over("that one decides which calls reach ours")
     return Status(
         enabled=on,
         patch=triton_3_6_0.GATE.patch,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 from .gate import Conflict, Found, Gate, check, look_at
@@ -31,24 +31,43 @@ GATE = Gate(
     },
 )
 MARK = "_smart_autotune_patch"  # on the replacing method: which patch it is
-_ENGINE = "_smart_autotune_engine"  # on a tuner: its engine, or None where stock is to be left alone
+_SLOT = "_smart_autotune_slot"  # on a tuner: what serves it
 
 _lock = threading.RLock()
 _original: Callable[..., Any] | None = None
 _active = False
-_before: weakref.WeakSet[Any] = weakref.WeakSet()
+_before: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tuners by id: they need no hash
+_after: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+class Slot:
+    """Who serves one tuner: ``engine``, or stock where that is None. A copy of the tuner is not ``owner``."""
+
+    __slots__ = ("engine", "owner")
+
+    def __init__(self, owner: Any = None, engine: Any = None) -> None:
+        self.owner = owner
+        self.engine = engine
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Slot:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Slot, ()
 
 
 def conflict() -> Conflict | None:
     """What speaks against applying the patch in this process, if anything."""
-    import triton
-    from triton.runtime.autotuner import Autotuner
-
+    try:
+        import triton
+        from triton.runtime.autotuner import Autotuner
+    except ImportError as error:
+        return Conflict(GATE.patch, GATE.requirement, f"that it cannot be imported ({error})")
     if is_applied():
         return None
     found: dict[str, Found] = {}
     for name in GATE.fingerprints:
-        here = look_at(inspect.getattr_static(Autotuner, name.partition(".")[2], None))
+        here = look_at(vars(Autotuner).get(name.partition(".")[2]))  # the class's own, not what it inherits
         if here is not None:
             found[name] = here
     return check(GATE, getattr(triton, "__version__", None), found)
@@ -57,18 +76,16 @@ def conflict() -> Conflict | None:
 def apply() -> Conflict | None:
     """Routes ``Autotuner.run`` into the engine. Applying twice is applying once. Returns the conflict, if any."""
     global _original, _active
-    from triton.runtime.autotuner import Autotuner
-
     with _lock:
-        if is_applied():
-            _active = True
-            return None
         found = conflict()
         if found is not None:
             return found
-        _before.update(_tuners(Autotuner))
-        _original = Autotuner.__dict__["run"]
-        Autotuner.run = _routed(_original)
+        if not is_applied():
+            from triton.runtime.autotuner import Autotuner
+
+            _before.update((id(tuner), tuner) for tuner in _tuners(Autotuner))
+            _original = vars(Autotuner)["run"]
+            Autotuner.run = _routed(_original)
         _active = True
         return None
 
@@ -83,13 +100,11 @@ def revert() -> Conflict | None:
         if _original is None:
             return None
         if not is_applied():
-            owner = getattr(Autotuner.__dict__.get("run"), "__module__", "?")
-            return Conflict(
-                GATE.patch, "our own Autotuner.run", f"one patched over it by {owner}", "ours passes calls through"
-            )
+            return patched_over("ours passes its calls to stock")
         Autotuner.run = _original
         _original = None
         _before.clear()
+        _after.clear()
         return None
 
 
@@ -97,7 +112,17 @@ def is_applied() -> bool:
     """Whether the method in force is ours."""
     from triton.runtime.autotuner import Autotuner
 
-    return getattr(Autotuner.__dict__.get("run"), MARK, None) == GATE.patch
+    run = vars(Autotuner).get("run")
+    return type(run) is FunctionType and vars(run).get(MARK) == GATE.patch and run.__globals__ is globals()
+
+
+def patched_over(consequence: str) -> Conflict:
+    """The conflict of a method put over ours since."""
+    from triton.runtime.autotuner import Autotuner
+
+    found = look_at(vars(Autotuner).get("run"))
+    owner = found.module if found is not None else "nobody"
+    return Conflict(GATE.patch, "our own Autotuner.run", f"one put there by {owner}", consequence)
 
 
 def is_active() -> bool:
@@ -109,9 +134,9 @@ def instances() -> tuple[int, int]:
     """How many tuners there are that were made before and after the patch."""
     from triton.runtime.autotuner import Autotuner
 
-    everyone = list(_tuners(Autotuner))
-    before = sum(1 for tuner in everyone if tuner in _before)
-    return before, len(everyone) - before
+    with _lock:  # those that ran since are known anyway: after ``gc.freeze()`` the collector shows none of them
+        _after.update((id(tuner), tuner) for tuner in _tuners(Autotuner) if _before.get(id(tuner)) is not tuner)
+        return len(_before), len(_after)
 
 
 def foreign_subclasses() -> list[str]:
@@ -122,8 +147,9 @@ def foreign_subclasses() -> list[str]:
     for subclass in _descendants(Autotuner):
         run = subclass.__dict__.get("run")
         if run is not None and not hasattr(subclass, "_smart_autotune_native"):
-            calls_super = "super" in getattr(getattr(run, "__code__", None), "co_names", ())
-            fate = "calls super().run: tuned by us" if calls_super else "left alone"
+            names = getattr(getattr(run, "__code__", None), "co_names", ())
+            calls_stock = "run" in names and ("super" in names or "Autotuner" in names)
+            fate = "calls stock's: tuned by us" if calls_stock else "left alone"
             found.append(f"{subclass.__module__}.{subclass.__qualname__} ({fate})")
     return sorted(found)
 
@@ -131,9 +157,12 @@ def foreign_subclasses() -> list[str]:
 def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        engine = self.__dict__.get(_ENGINE, self) if _active else None
-        if engine is self or (engine is not None and engine.view.autotuner is not self):  # new, or a copy
-            engine = _new_engine(self, original)
+        if not _active:
+            return original(self, *args, **kwargs)
+        slot = self.__dict__.get(_SLOT)
+        if slot is None or slot.owner is not self:  # new, or a copy
+            slot = _new_slot(self, original)
+        engine = slot.engine
         if engine is None:
             return original(self, *args, **kwargs)
         kernel = engine.plans.launch(*args, **kwargs)
@@ -143,28 +172,32 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _new_engine(tuner: Any, original: Callable[..., Any]) -> Any:
-    """The engine of a stock tuner, made at its first run; None (for good) where that fails: stock serves it."""
+def _new_slot(tuner: Any, original: Callable[..., Any]) -> Slot:
+    """Made at a tuner's first run. Where its engine cannot be made, stock serves it for good."""
     if hasattr(type(tuner), "_smart_autotune_native"):
-        return None  # our own class came here to run stock
+        return Slot(tuner)  # our own class came here to run stock
+    with _lock:  # one engine for a tuner, also where its first runs come at the same time
+        slot: Slot | None = tuner.__dict__.get(_SLOT)
+        if slot is None or slot.owner is not tuner:
+            slot = tuner.__dict__[_SLOT] = Slot(tuner, _engine_of(tuner, functools.partial(original, tuner)))
+            if _before.get(id(tuner)) is not tuner:
+                _after[id(tuner)] = tuner
+        return slot
+
+
+def _engine_of(tuner: Any, stock_run: Callable[..., Any]) -> Any:
     from smart_autotune import settings
-    from smart_autotune.errors import one_line
 
     try:
         from smart_autotune.engine import stock_engine
 
-        engine = stock_engine(tuner, functools.partial(original, tuner))
+        return stock_engine(tuner, stock_run)
     except Exception as error:
         if settings.current().strict:
             raise
-        log.warning("a tuner of %s is left to stock Triton: %s", getattr(tuner, "base_fn", tuner), one_line(error))
-        engine = None
-    with _lock:
-        kept = tuner.__dict__.get(_ENGINE)
-        if kept is not None and kept.view.autotuner is tuner:
-            return kept
-        tuner.__dict__[_ENGINE] = engine
-    return engine
+        name = getattr(getattr(tuner, "base_fn", None), "__name__", repr(tuner))
+        log.warning("%s is left to stock Triton: %s: %s", name, type(error).__name__, error)
+        return None
 
 
 def _tuners(autotuner: type) -> Iterator[Any]:

@@ -26,7 +26,8 @@ from smart_autotune.plan import Plans, Watched
 from smart_autotune.plan_source import NOT_PLANNED
 from smart_autotune.prefilter import Candidate
 from smart_autotune.serving import Ranking
-from smart_autotune.tuning import NotNow, Tuning, nothing_fits, over_limit
+from smart_autotune.tuning import NotNow, Tuning, nothing_fits, over_limit, settled_by
+from smart_autotune.verdict import TuningRecord
 from smart_autotune.view import AutotunerView
 
 log = logging.getLogger("smart_autotune")
@@ -154,7 +155,7 @@ class Engine:
         """The ranking that serves this call: known, or tuned now, or put together without tuning."""
         key = self._keys.read(call.named, self.view.source_identity, device)
         known = self._known(key)
-        if known is not None:
+        if known is not None and settings.current().mode != "first_fit":
             return known
         reason = "a CUDA graph is being captured" if capturing else self._why_not_time(call)
         if reason:
@@ -204,12 +205,22 @@ class Engine:
                 _here.tuning -= 1
 
     def _tune(self, call: Call, key: TuningKey, device: DeviceLimits) -> Ranking:
-        record, configs = self._tuning.run(call, key, device)
+        record, configs = self._tuning.run(call, key, device, settled_by(self._neighbours(key)))
         ranking = self._rankings[key] = Ranking(key, configs, record.served_by, record, lasting=True)
         self._cold.pop(key, None)
         self.view.remember(record, configs[0])
         self.records.tuned(record)
         return ranking
+
+    def _neighbours(self, key: TuningKey) -> list[TuningRecord]:
+        """The records of the nearest smaller and the nearest larger tuned bucket of the same rest of the key."""
+        if key.batch is None:
+            return []
+        rest = key.rest
+        tuned = {k.bucket or 0: r.record for k, r in list(self._rankings.items()) if r.record and k.rest == rest}
+        smaller = max((bucket for bucket in tuned if bucket < key.batch[1]), default=None)
+        larger = min((bucket for bucket in tuned if bucket > key.batch[1]), default=None)
+        return [record for bucket in (smaller, larger) if bucket is not None and (record := tuned[bucket])]
 
     def _serve_cold(
         self,
@@ -222,12 +233,13 @@ class Engine:
     ) -> Ranking:
         """The nearest bucket's ranking, else the first config that fits. ``lasting``: not only this once."""
         served = self._cold.get(key)
-        near = serving.nearest(key, [known for known in list(self._rankings) if self._known(known)])
+        ranked = [] if settings.current().mode == "first_fit" else [k for k in list(self._rankings) if self._known(k)]
+        near = serving.nearest(key, ranked)
         if near is not None:
             origin = f"nearest bucket {near.bucket}"
             if served is None or served.origin != origin:
                 served = self._cold[key] = Ranking(key, self._rankings[near].configs, origin)
-        elif served is None:
+        elif served is None or served.origin != serving.FIRST_THAT_FITS:
             served = Ranking(key, tuple(self.pruned(call)), serving.FIRST_THAT_FITS)
             fitting = self._first_that_fits(call, served, device)
             served.configs = (fitting, *(c for c in served.configs if c is not fitting))
@@ -275,7 +287,8 @@ class Engine:
         """The best config, unless its load refuses this specialisation (other alignment, other need): then the next."""
         config = ranking.configs[0]
         try:
-            return config, self._start(call, config)
+            with prefilter.quiet_assembler():  # a new specialisation compiles here
+                return config, self._start(call, config)
         except NoConfigFits:
             raise
         except Exception as error:

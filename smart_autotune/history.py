@@ -123,6 +123,7 @@ def no_config_fits(
         f"smallest need {closest.need:,} {closest.unit}, limit {closest.limit:,}{cap}, "
         f"{closest.excess:,} over, by {describe(closest.config)}"
     )
+    text += [f"{describe(v.config)}: {v.detail}" for v in verdicts if v.outcome not in OVER_LIMIT and v.detail][:1]
     text.append("remedy: offer a config with smaller blocks or fewer stages (fewer warps for threads)")
     return NoConfigFits("; ".join(text), closest.need, closest.limit, str(closest.outcome))
 

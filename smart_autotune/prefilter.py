@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import triton
@@ -79,21 +80,39 @@ def classify_failure(config: triton.Config, error: BaseException, otherwise: Out
     return Verdict(config, outcome, detail=one_line(error))
 
 
+def compiling(
+    call: Call,
+    configs: Sequence[triton.Config],
+    limits: DeviceLimits,
+    prepare: Callable[[], None] = lambda: None,
+    timed_as: Call | None = None,
+    deadline: float = float("inf"),
+) -> Iterator[tuple[int, Candidate]]:
+    """Compiles ``configs`` in parallel for this call's specialisation; yields each as it is ready, with its index.
+
+    One config's failure is its own verdict. ``prepare`` runs once in each thread (the current device is a thread's
+    own). ``timed_as``: the call that will be timed, compiled in the same job where it is another specialisation.
+    What is not ready at ``deadline`` is not waited for.
+    """
+
+    def job(config: triton.Config) -> Any:
+        kernel = call.compile(config)
+        if timed_as is not None and timed_as is not call:
+            timed_as.compile(config)
+        return kernel
+
+    batch = Batch([partial(job, config) for config in configs], settings.current().compile_timeout_secs, prepare)
+    with quiet_assembler():
+        for index in batch.completed(deadline):
+            yield index, _candidate(configs[index], batch.results[index], batch.secs[index], limits)
+
+
 def compile_candidates(
     call: Call, configs: Sequence[triton.Config], limits: DeviceLimits, prepare: Callable[[], None] = lambda: None
 ) -> list[Candidate]:
-    """Compiles ``configs`` in parallel for this call's specialisation; one config's failure is its own verdict.
-
-    ``prepare`` runs once in each thread (the current device is a thread's own).
-    """
-    jobs = [lambda config=config: call.compile(config) for config in configs]
-    batch = Batch(jobs, settings.current().compile_timeout_secs, prepare)
-    with quiet_assembler():
-        results = batch.run()
-    return [
-        _candidate(config, result, batch.secs[index], limits)
-        for index, (config, result) in enumerate(zip(configs, results))
-    ]
+    """The same, all at once and in order."""
+    ready = dict(compiling(call, configs, limits, prepare))
+    return [ready[index] for index in range(len(configs))]
 
 
 def compile_one(call: Call, config: triton.Config, limits: DeviceLimits) -> Candidate:

@@ -62,6 +62,16 @@ def _seconds(text: str) -> float:
     return number
 
 
+def _seconds_or_none(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise ValueError("a number of seconds >= 0")
+    return number
+
+
 def _setting(default: T, parse: Callable[[str], T], meaning: str) -> T:
     value: T = field(default=default, metadata={"parse": parse, "meaning": meaning})
     return value
@@ -81,6 +91,12 @@ class Settings:
     wait_secs: float = _setting(300.0, _seconds, "how long a thread waits for another's tuning before serving cold")
     compile_workers: int = _setting(0, _integer(0), "threads compiling candidates; 0: one for each usable core")
     compile_timeout_secs: float = _setting(180.0, _seconds, "one candidate's compile budget")
+    budget_secs: float = _setting(0.0, _seconds_or_none, "one tuning's budget, compiling included; 0: none")
+    bench: str = _setting(
+        "events",
+        _one_of("events", "graph"),
+        "events: single launches, L2 flushed | graph: replays, no host cost in it",
+    )
     rescue: bool = _setting(True, _boolean, "when nothing fits, try the same configs with fewer pipeline stages")
     deterministic: bool = _setting(False, _boolean, "the batch size never selects a config (batch-invariant results)")
     shared_bytes_cap: int = _setting(0, _integer(0), "what-if shared-memory cap per block in bytes; 0: the device's")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import triton
 
-from smart_autotune import bench, prefilter
+from smart_autotune import bench, prefilter, settings
 from smart_autotune.batch import BatchRule
 from smart_autotune.errors import mark_not_ours, not_ours, one_line
 from smart_autotune.history import Records, no_config_fits
@@ -19,10 +19,13 @@ from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.prefilter import Candidate
 from smart_autotune.store import through_stock_cache
-from smart_autotune.verdict import OVER_LIMIT, Outcome, TuningRecord, Verdict
+from smart_autotune.verdict import OVER_LIMIT, Outcome, TuningRecord, Verdict, describe
 from smart_autotune.view import AutotunerView
 
 log = logging.getLogger("smart_autotune")
+
+
+CLEARLY_SLOWER = 1.5  # times the winner, in two neighbouring buckets: not worth a look in between
 
 
 class NotNow(Exception):
@@ -39,29 +42,39 @@ class Tuning:
     tune_args: Callable[..., Any] | None = None
     timed_call: Callable[..., Any] | None = None
 
-    def run(self, call: Call, key: TuningKey, device: DeviceLimits) -> tuple[TuningRecord, tuple[triton.Config, ...]]:
-        """Tunes ``key`` on ``call``: the record and the configs that fit, best first. Raises when none does."""
+    def run(
+        self, call: Call, key: TuningKey, device: DeviceLimits, settled: Sequence[Verdict] = ()
+    ) -> tuple[TuningRecord, tuple[triton.Config, ...]]:
+        """Tunes ``key`` on ``call``: the record and the configs that fit, best first. Raises when none does.
+
+        ``settled``: verdicts that need no finding out (stored ones, what neighbouring buckets make clear).
+        """
         kept, pruned = self.pruned(call)
         timed_as = bench.representative(self.view, call, self.tune_args)
         begin = time.monotonic()
-        candidates, origin = self._compiled(call, key, kept, pruned, device)
-        if (
-            timed_as is not call
-        ):  # another specialisation perhaps: compiled in parallel too, not one by one while timing
-            fitting = [c.config for c in candidates if c.fits]
-            prefilter.compile_candidates(timed_as, fitting, device, current_device_setter())
-        compiled = time.monotonic()
-        candidates = self._timed(timed_as, key, candidates)
+        deadline = begin + (settings.current().budget_secs or float("inf"))
+        with bench.opened(self.view, timed_as, self.timed_call, deadline) as timing:
+            sweep = Sweep(self, call, timed_as, key, device, timing, deadline)
+            candidates, origin = sweep.compiled(kept, settled, pruned)
+            compiled = time.monotonic()
+            candidates = self._timed(timing, key, candidates)
         compile_secs, timing_secs = compiled - begin, time.monotonic() - compiled
         ranked = bench.ranked(candidates)
         if not ranked:
-            if any(c.verdict.outcome is Outcome.OUT_OF_DEVICE_MEMORY for c in candidates):
-                raise NotNow("there is no device memory to time anything in")
-            raise nothing_fits(self.view.kernel_name, key, candidates, pruned, device)
+            self._raise_nothing_ranked(key, candidates, pruned, device)
         with not_ours():  # stock resets ``reset_to_zero`` arguments once more before the winner's own launch
             self.view.pre_hook(call.hook_arguments(ranked[0].config), reset_only=True)
         record = self._record(key, ranked, candidates, pruned, origin, compile_secs, timing_secs)
-        return record, tuple(c.config for c in ranked)
+        return record, order_of(record)
+
+    def _raise_nothing_ranked(
+        self, key: TuningKey, candidates: Sequence[Candidate], pruned: Sequence[Verdict], device: DeviceLimits
+    ) -> NoReturn:
+        if any(c.verdict.outcome is Outcome.OUT_OF_DEVICE_MEMORY for c in candidates):
+            raise NotNow("there is no device memory to time anything in")
+        if any(c.fits for c in candidates):
+            raise NotNow("SMART_AUTOTUNE_BUDGET_SECS was spent before anything was timed")
+        raise nothing_fits(self.view.kernel_name, key, candidates, pruned, device)
 
     def pruned(self, call: Call) -> tuple[list[triton.Config], list[Verdict]]:
         """The configs the author's prune keeps, each once, and verdicts of those it dropped."""
@@ -74,39 +87,14 @@ class Tuning:
         dropped = [config for config in self.view.configs if config not in unique]
         return unique, [Verdict(config, Outcome.PRUNED_BY_USER) for config in dropped]
 
-    def _compiled(
-        self,
-        call: Call,
-        key: TuningKey,
-        configs: Sequence[triton.Config],
-        pruned: Sequence[Verdict],
-        device: DeviceLimits,
-    ) -> tuple[list[Candidate], str]:
-        """All candidates compiled and judged, those that fit loaded; rescued ones where none fits."""
-        prepare = current_device_setter()
-
-        def compile_all(these: Sequence[triton.Config]) -> list[Candidate]:
-            return prefilter.compile_candidates(call, these, device, prepare)
-
-        candidates, origin = compile_all(configs), "tuned"
-        if not any(candidate.fits for candidate in candidates):
-            rescued = prefilter.rescue([c.config for c in candidates if over_limit(c)], compile_all)
-            if not rescued:
-                raise nothing_fits(self.view.kernel_name, key, candidates, pruned, device)
-            self.records.rescued(key, rescued, candidates)
-            candidates, origin = [*rescued, *candidates], "rescue"
-        return [prefilter.load_candidate(c) if c.fits else c for c in candidates], origin
-
-    def _timed(self, call: Call, key: TuningKey, candidates: Sequence[Candidate]) -> list[Candidate]:
-        fitting = [c for c in candidates if c.fits]
-        if len(fitting) == 1:  # nothing to compare it with
-            only = replace(fitting[0].verdict, outcome=Outcome.WON, detail="the only one that fits: not timed")
-            return [replace(c, verdict=only) if c is fitting[0] else c for c in candidates]
-
-        def timing(these: Sequence[Candidate]) -> list[Candidate]:
-            return bench.time_candidates(self.view, call, these, self.timed_call)
-
-        return through_stock_cache(self.view.autotuner, self.view.kernel_name, key, candidates, timing)
+    def _timed(self, timing: bench.Bench, key: TuningKey, candidates: Sequence[Candidate]) -> list[Candidate]:
+        open_ones = [c for c in candidates if c.fits and c.verdict.median_us is None and not c.verdict.detail]
+        if len(open_ones) == 1 and sum(c.fits for c in candidates) == 1:  # nothing to compare it with
+            only = replace(open_ones[0].verdict, outcome=Outcome.WON, detail="the only one that fits: not timed")
+            return [replace(c, verdict=only) if c is open_ones[0] else c for c in candidates]
+        if not open_ones:
+            return list(candidates)
+        return through_stock_cache(self.view.autotuner, self.view.kernel_name, key, candidates, timing.finish)
 
     def _record(
         self,
@@ -125,6 +113,103 @@ class Tuning:
         return TuningRecord(self.view.kernel_name, key, verdicts, origin, compile_secs, timing_secs, batch)
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """One tuning's way through its candidates: compiled in parallel, judged, loaded, sampled as they are ready."""
+
+    tuning: Tuning
+    call: Call
+    timed_as: Call
+    key: TuningKey
+    device: DeviceLimits
+    timing: bench.Bench
+    deadline: float
+
+    def compiled(
+        self, configs: Sequence[triton.Config], settled: Sequence[Verdict], pruned: Sequence[Verdict]
+    ) -> tuple[list[Candidate], str]:
+        """All candidates in declared order, those that fit loaded; rescued ones first where none fits."""
+        known = {
+            index: verdict for index, config in enumerate(configs) for verdict in settled if verdict.config == config
+        }
+        candidates = self._compile(configs, known)
+        if known and not any(candidate.fits for candidate in candidates):
+            candidates = self._compile(configs, {})
+        if any(candidate.fits for candidate in candidates):
+            return candidates, "tuned"
+        over = [c.config for c in candidates if over_limit(c)]
+        rescued = prefilter.rescue(over, lambda fewer: self._compile(fewer, {}))
+        if not rescued:
+            raise nothing_fits(self.tuning.view.kernel_name, self.key, candidates, pruned, self.device)
+        self.tuning.records.rescued(self.key, rescued, candidates)
+        return [*rescued, *candidates], "rescue"
+
+    def _compile(self, configs: Sequence[triton.Config], known: Mapping[int, Verdict]) -> list[Candidate]:
+        candidates = {index: Candidate(configs[index], verdict) for index, verdict in known.items()}
+        rest = [index for index in range(len(configs)) if index not in candidates]
+        alone = len(configs) == 1 or self.tuning.view.autotuner.cache_results
+        watch = Watch(self.tuning.view.kernel_name, len(rest))
+        for position, ready in prefilter.compiling(
+            self.call, [configs[i] for i in rest], self.device, current_device_setter(), self.timed_as, self.deadline
+        ):
+            candidate = prefilter.load_candidate(ready) if ready.fits else ready
+            if candidate.fits and not alone:
+                candidate = self.timing.screen(candidate)
+            candidates[rest[position]] = candidate
+            watch.done(candidate)
+        late = "not compiled within SMART_AUTOTUNE_BUDGET_SECS"
+        return [
+            candidates.get(index) or Candidate(config, Verdict(config, Outcome.COMPILE_TIMEOUT, detail=late))
+            for index, config in enumerate(configs)
+        ]
+
+
+class Watch:
+    """A log line every few seconds of a long sweep."""
+
+    EVERY_SECS = 5.0
+
+    def __init__(self, kernel: str, total: int) -> None:
+        self._kernel = kernel
+        self._total = total
+        self._count = 0
+        self._next = time.monotonic() + self.EVERY_SECS
+
+    def done(self, candidate: Candidate) -> None:
+        self._count += 1
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + self.EVERY_SECS
+            last = describe(candidate.config)
+            log.info("%s: %d of %d configs compiled, last [%s]", self._kernel, self._count, self._total, last)
+
+
+def order_of(record: TuningRecord) -> tuple[triton.Config, ...]:
+    """The configs of a record that fit: the ranking, then what was not timed."""
+    timed = [v.config for v in record.verdicts if v.outcome in (Outcome.WON, Outcome.SLOWER)]
+    return (*timed, *(v.config for v in record.verdicts if v.outcome is Outcome.NOT_TIMED))
+
+
+def settled_by(neighbours: Sequence[TuningRecord]) -> list[Verdict]:
+    """What neighbouring buckets settle: what failed to compile there, what was clearly slower on both sides.
+
+    ``neighbours``: the nearest smaller and the nearest larger bucket's records, as far as there are any.
+    """
+    settled: list[Verdict] = []
+    slower: list[list[triton.Config]] = []
+    for record in neighbours:
+        best_us = record.winner.median_us if record.winner else None
+        here = f"in bucket {record.key.bucket}"
+        failed = (Outcome.COMPILE_FAILED, Outcome.ASSEMBLER_FAILED, Outcome.COMPILE_TIMEOUT)
+        settled += [replace(v, detail=f"{v.detail} ({here})") for v in record.verdicts if v.outcome in failed]
+        limit_us = (best_us or 0.0) * CLEARLY_SLOWER
+        slower.append([v.config for v in record.verdicts if best_us and v.median_us and v.median_us > limit_us])
+    if len(neighbours) == 2:
+        both = [config for config in slower[0] if config in slower[1]]
+        detail = f"clearly slower in buckets {neighbours[0].key.bucket} and {neighbours[1].key.bucket}: not timed"
+        settled += [Verdict(config, Outcome.NOT_TIMED, detail=detail) for config in both]
+    return settled
+
+
 def nothing_fits(
     kernel: str, key: TuningKey, candidates: Sequence[Candidate], pruned: Sequence[Verdict], device: DeviceLimits
 ) -> BaseException:
@@ -134,7 +219,9 @@ def nothing_fits(
         log.error("%s: every config failed for [%s]: %s", kernel, key.describe(), one_line(first))
         mark_not_ours(first)
         return first
-    return no_config_fits(kernel, key, [c.verdict for c in candidates], pruned, device)
+    error = no_config_fits(kernel, key, [c.verdict for c in candidates], pruned, device)
+    error.__cause__ = first
+    return error
 
 
 def over_limit(candidate: Candidate) -> bool:

@@ -38,8 +38,10 @@ class AutotunerView:
         self.kernel_name = kernel_name(autotuner.fn)
         self.stock_run = stock_run
         self._nargs_lock = threading.RLock()
-        hooks = ResetRestore(self.kernel_name, autotuner.reset_to_zero, autotuner.restore_value)
+        self.hooks = hooks = ResetRestore(self.kernel_name, autotuner.reset_to_zero, autotuner.restore_value)
         resets = bool(autotuner.reset_to_zero or autotuner.restore_value)
+        # Whether launches are wrapped by nothing but stock's own reset and restore, which a tuning may do its own way.
+        self.own_hooks = not (autotuner.user_defined_pre_hook or autotuner.user_defined_post_hook)
         # Stock's own reset and restore hooks fail on None and share one slot between threads.
         self.pre_hook = hooks.before if resets and not autotuner.user_defined_pre_hook else autotuner.pre_hook
         restores = bool(autotuner.restore_value) and not autotuner.user_defined_post_hook
@@ -66,6 +68,15 @@ class AutotunerView:
     def do_bench(self) -> Callable[..., Any]:
         bench: Callable[..., Any] = self.autotuner.do_bench
         return bench
+
+    @property
+    def benchmarks_as_default(self) -> bool:
+        """Whether launches are to be timed by Triton's default benchmark on a CUDA device: then ours times them."""
+        if self.autotuner._do_bench is not None:
+            return False
+        from triton.backends.nvidia.driver import CudaDriver
+
+        return isinstance(triton.runtime.driver.active, CudaDriver)
 
     @property
     def source_identity(self) -> str:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from smart_autotune import settings
@@ -42,10 +42,34 @@ class Batch:
         self.secs: dict[int, float] = {}
 
     def run(self) -> list[Any]:
+        """Every job's result, in order."""
+        for _ in self.completed():
+            pass
+        return [self.results[index] for index in range(len(self._jobs))]
+
+    def completed(self, deadline: float = float("inf")) -> Iterator[int]:
+        """Indices as their jobs end. At ``deadline`` (``time.monotonic``) it ends; jobs not begun are never begun."""
         for _ in range(worker_count(len(self._jobs))):
             self._add_worker()
-        self._wait()
-        return [self.results[index] for index in range(len(self._jobs))]
+        reported: set[int] = set()
+        while len(reported) < len(self._jobs):
+            fresh = self._wait_for_more(reported, deadline)
+            if not fresh:
+                return
+            reported.update(fresh)
+            yield from fresh
+
+    def _wait_for_more(self, reported: set[int], deadline: float) -> list[int]:
+        with self._changed:
+            while True:
+                fresh = [index for index in self.results if index not in reported]
+                if fresh:
+                    return fresh
+                if time.monotonic() >= deadline:
+                    self._waiting.clear()
+                    return []
+                self._changed.wait(min(self._next_deadline_secs(), max(0.0, deadline - time.monotonic())))
+                self._give_up_on_late_jobs()
 
     def _add_worker(self) -> None:
         threading.Thread(target=self._work, name="smart_autotune-compile", daemon=True).start()
@@ -73,17 +97,14 @@ class Batch:
             self._changed.notify_all()
             return True
 
-    def _wait(self) -> None:
-        with self._changed:
-            while len(self.results) < len(self._jobs):
-                self._changed.wait(self._next_deadline_secs())
-                for index, begin in list(self._started.items()):
-                    elapsed = time.monotonic() - begin
-                    if index not in self.results and elapsed >= self._budget_secs:
-                        self.results[index] = TimedOut(f"no result after {elapsed:.0f} s")
-                        self.secs[index] = elapsed
-                        if self._waiting:
-                            self._add_worker()
+    def _give_up_on_late_jobs(self) -> None:
+        for index, begin in list(self._started.items()):
+            elapsed = time.monotonic() - begin
+            if index not in self.results and elapsed >= self._budget_secs:
+                self.results[index] = TimedOut(f"no result after {elapsed:.0f} s")
+                self.secs[index] = elapsed
+                if self._waiting:
+                    self._add_worker()
 
     def _next_deadline_secs(self) -> float:
         begins = [begin for index, begin in self._started.items() if index not in self.results]

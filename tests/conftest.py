@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-for _name in [
-    name for name in os.environ if name.startswith(("SMART_AUTOTUNE", "TRITON_")) and name != "TRITON_INTERPRET"
-]:
+_KEPT = ("TRITON_INTERPRET", "SMART_AUTOTUNE_TEST_CACHE")
+for _name in [name for name in os.environ if name.startswith(("SMART_AUTOTUNE", "TRITON_")) and name not in _KEPT]:
     del os.environ[_name]
 os.environ["SMART_AUTOTUNE_STRICT"] = "1"  # our own faults surface, in child processes too
 
 import smart_autotune
 from smart_autotune import settings
+from support.installed import Environment, build_wheel, copied_sources
 from support.stub_driver import StubDriver, active
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_triton_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton-cache"))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    return build_wheel(copied_sources(folder / "sources"), folder)
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
+    """A fresh virtual environment with the wheel; the dependencies are those of the running environment."""
+    return Environment(tmp_path_factory.mktemp("installed") / "venv").install(wheel).see_dependencies()
 
 
 @pytest.fixture(autouse=True)

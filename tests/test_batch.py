@@ -331,3 +331,56 @@ def test_a_servers_switch_that_is_off_or_absent_changes_nothing(
         if value is not None:
             monkeypatch.setenv(variable, value)
     assert part({"q": tensor(5)}) == ("q", 8)
+
+
+# ---- for code that reads the size itself -----------------------------------------------------------------------------
+
+
+def test_where_the_size_is_read_from_is_said_for_each_kind_of_batch() -> None:
+    named = {"M": 3, "x": tensor(5), "BS": None, "q": tensor(5, 7)}
+    assert rule(named).readable_from == ("auto", "BS", "M")
+    assert rule(named, batch="q").readable_from == ("argument", "q", 0)
+    assert rule(named, batch=("q", 1)).readable_from == ("argument", "q", 1)
+    assert rule(named, batch=None).readable_from == ("never",)
+    assert rule(named, batch=lambda given: 5).readable_from is None
+
+
+@pytest.mark.parametrize("batch", SPECS, ids=SPEC_NAMES)
+def test_the_size_is_read_from_nowhere_while_the_batch_is_off(batch: Any) -> None:
+    found = rule({"q": tensor(5)}, batch=batch)
+    with settings.override(batch="off"):
+        assert found.readable_from == ("never",)
+
+
+def test_the_size_is_read_from_nowhere_where_the_authors_key_holds_it() -> None:
+    assert rule({"M": 3}, keys=("M",)).readable_from == ("never",)
+
+
+def read_by_itself(source: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """The description taken at its word."""
+    if source == ("never",):
+        return None
+    if source[0] == "argument":
+        value = named[source[1]]
+        return value if value is None or isinstance(value, int) else value.shape[source[2]]
+    integers = [named[name] for name in source[1:] if type(named[name]) is int]
+    firsts = [value.shape[0] for value in named.values() if isinstance(value, torch.Tensor) and value.dim()]
+    return next(iter(integers + firsts), None)
+
+
+ANYTHING = st.sampled_from([None, 3, True, 0.5, tensor(), tensor(5), tensor(9, 17)])
+
+
+@unhurried
+@hypothesis.given(
+    named=st.fixed_dictionaries({name: ANYTHING for name in ("x", "M", "bs", "alpha")}),
+    batch=st.sampled_from(["auto", "x", None]),
+)
+def test_reading_the_size_as_described_finds_the_same(named: dict[str, Any], batch: Any) -> None:
+    x = named["x"]
+    hypothesis.assume(batch != "x" or x is None or type(x) is int or (isinstance(x, torch.Tensor) and x.dim() > 0))
+    found = rule(named, batch=batch, buckets=exact)
+    described = found.readable_from
+    assert described is not None
+    part_found = found.part(named)
+    assert read_by_itself(described, named) == (part_found[1] if part_found else None)

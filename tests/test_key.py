@@ -16,7 +16,7 @@ import triton.language as tl
 from hypothesis import strategies as st
 
 from smart_autotune import settings
-from smart_autotune.errors import BadType
+from smart_autotune.errors import BadType, is_ours
 from smart_autotune.key import ArgumentBinder, KeyReader, TuningKey
 from smart_autotune.limits import DeviceLimits, of_arch
 
@@ -229,6 +229,58 @@ def test_a_tuple_is_refused_for_what_is_in_it(inner: object) -> None:
 
 def test_an_unhashable_argument_outside_the_key_is_nobodys_business() -> None:
     assert read({"M": 1, "N": [1, 2]}, keys=("M",)).values == (("M", "int", 1),)
+
+
+# ---- values that heuristics fill in --------------------------------------------------------------------------------
+
+
+def read_with_heuristics(named: dict[str, Any], **heuristics: Any) -> tuple[tuple[str, str, Any], ...]:
+    reader = KeyReader("kernel", ("x", "M", "N", "EVEN"), ("EVEN", "N"), lambda _: None, heuristics)
+    return reader.read(named, "kernel@1", SM90).values
+
+
+def test_a_key_value_that_a_heuristic_fills_in_is_part_of_the_key() -> None:
+    found = read_with_heuristics({"M": 4, "N": 8}, EVEN=lambda named: named["M"] % 2 == 0)
+    assert found == (("EVEN", "bool", True), ("N", "int", 8))
+
+
+def test_a_heuristics_value_is_the_key_also_where_the_argument_has_a_value() -> None:
+    # Triton lets the heuristic win; a default in the signature must not stand for its value.
+    found = read_with_heuristics({"M": 4, "N": 8, "EVEN": False}, EVEN=lambda named: named["M"] % 2 == 0)
+    assert found == (("EVEN", "bool", True), ("N", "int", 8))
+
+
+def test_a_heuristic_may_read_what_an_earlier_one_filled_in() -> None:
+    found = read_with_heuristics({"M": 4, "N": 8}, HALF=lambda named: named["M"] // 2, EVEN=lambda named: named["HALF"])
+    assert found == (("EVEN", "int", 2), ("N", "int", 8))
+
+
+def test_a_heuristic_that_reads_a_configs_value_is_left_out_of_the_key() -> None:
+    found = read_with_heuristics({"M": 4, "N": 8}, EVEN=lambda named: named["M"] % named["BLOCK"] == 0)
+    assert found == (("N", "int", 8),)
+
+
+def test_a_heuristic_left_out_does_not_take_the_value_of_the_one_before_it() -> None:
+    reader = KeyReader(
+        "kernel", ("A", "B"), ("A", "B"), lambda _: None, {"A": lambda _: 1, "B": lambda named: named["BLOCK"]}
+    )
+    assert reader.read({}, "kernel@1", SM90).values == (("A", "int", 1),)
+
+
+def test_a_heuristic_that_is_no_key_is_not_called() -> None:
+    assert read_with_heuristics({"N": 8}, OTHER=lambda named: 1 // 0) == (("N", "int", 8),)
+
+
+def test_what_a_heuristic_raises_is_the_authors_own_error() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        read_with_heuristics({"N": 8}, EVEN=lambda named: 1 // 0)
+    assert not is_ours(caught.value)
+
+
+def test_a_heuristic_cannot_change_the_callers_arguments() -> None:
+    named = {"M": 4, "N": 8}
+    read_with_heuristics(named, EVEN=lambda given: given.pop("N") == 8)
+    assert named == {"M": 4, "N": 8}
 
 
 # ---- names that are not arguments ----------------------------------------------------------------------------------

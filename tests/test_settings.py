@@ -47,6 +47,8 @@ CASES = {
     "wait_secs": Cases(300.0, SECONDS, NOT_SECONDS, "seconds > 0"),
     "compile_workers": Cases(0, {"0": 0, **COUNT}, NOT_A_COUNT, "an integer >= 0"),
     "compile_timeout_secs": Cases(180.0, SECONDS, NOT_SECONDS, "seconds > 0"),
+    "budget_secs": Cases(0.0, {"0": 0.0, **SECONDS}, [text for text in NOT_SECONDS if text != "0"], "seconds >= 0"),
+    "bench": Cases("events", {"events": "events", "GRAPH": "graph"}, ["", "event", "1", "off"], "events | graph"),
     "rescue": Cases(True, YES_NO, NOT_YES_NO, "1 or 0"),
     "deterministic": Cases(False, YES_NO, NOT_YES_NO, "1 or 0"),
     "shared_bytes_cap": Cases(0, {"0": 0, "101376": 101_376}, NOT_A_COUNT, "an integer >= 0"),

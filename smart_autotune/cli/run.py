@@ -32,4 +32,7 @@ def run(command: tuple[str, ...]) -> None:
     program = shutil.which(command[0])
     if program is None:
         raise click.BadParameter(f"no such command: {command[0]}", param_hint="COMMAND")
-    os.execve(program, list(command), environment_for(os.environ))
+    try:
+        os.execve(program, list(command), environment_for(os.environ))
+    except OSError as error:
+        raise click.ClickException(f"{program}: {error.strerror}") from None

@@ -10,7 +10,6 @@ above 246 a value may overflow, and byte 255 (NaN in the format) gives values th
 
 import triton
 import triton.language as tl
-from triton.language.target_info import cuda_capability_geq
 
 from smart_autotune.kernels.sparse_decode.layout import (
     GROUP_DIMS,
@@ -50,17 +49,21 @@ def _group_scale(word, g: tl.constexpr):
 
 
 @triton.jit
-def _keep_in_shared_memory(b_k, COMPUTE: tl.constexpr):
-    """An opaque move, so that a tile is dequantised once and lies in shared memory for both dots.
+def _same(value):
+    return value
 
-    Without it Triton (3.6.0) moves the conversion behind the layout change of each dot: it runs twice, the tile
-    stays in registers twice, and its load is not pipelined. Not for SM100, whose tensor cores read shared memory
-    anyway, and whose pipeliner does not know how to predicate the move. The interpreter has no inline assembly.
+
+@triton.jit
+def _keep_in_shared_memory(b_k):
+    """The tile itself, behind an op that layout changes are not moved across.
+
+    Without it Triton (3.6.0) moves the dequantisation behind the layout change of each dot: it runs twice, both
+    results stay in registers, and the tile's load is not pipelined. The interpreter does not have the op.
     """
-    if tl.float32 == COMPUTE or (cuda_capability_geq(10, 0) and not cuda_capability_geq(12, 0)):
+    if b_k.dtype.is_fp32():
         return b_k
     else:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_k], dtype=b_k.dtype, is_pure=False, pack=2)
+        return tl.map_elementwise(_same, b_k)
 
 
 @triton.jit
@@ -77,7 +80,7 @@ def _load_keys(p_token, scales, m_token, SHARE_KEYS: tl.constexpr, COMPUTE: tl.c
         b_k = b_k.to(tl.float8e4nv, bitcast=True).to(COMPUTE)
         b_k = b_k * _group_scale(scales, g).to(COMPUTE)[:, None]
         if SHARE_KEYS:
-            b_k = _keep_in_shared_memory(b_k, COMPUTE)
+            b_k = _keep_in_shared_memory(b_k)
         keys = keys + (b_k,)
     p_rope = (p_token + ROPE_OFFSET).to(tl.pointer_type(tl.bfloat16))
     b_rope = tl.load(p_rope[:, None] + o_dim[None, :], mask=m_token[:, None], other=0.0)

@@ -1,0 +1,137 @@
+"""Times candidates on a CUDA device: few samples of all, more of those that may still win.
+
+Every sample is one launch between two events, after the L2 cache was flushed. The device is kept busy ahead of each
+round, so that what the host spends on a launch stays out of it. Hooks run outside the events. Constants that are not
+explained by themselves were measured on an H200 (``integration/benchmarks/tuning_time.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+log = logging.getLogger("smart_autotune")
+
+FIRST_SAMPLES = 3  # of every candidate
+# (how much slower than the best a candidate may be to stay, samples it has after this round)
+ROUNDS = ((1.5, 8), (1.15, 20), (1.04, 50))
+ROUND_MS = 60.0  # device time that one round may take for one candidate: long kernels get fewer samples
+HOST_US = 40.0  # what one launch costs the host at most: how far ahead of it the device is kept
+CYCLES_PER_MS = 2_000_000  # torch.cuda._sleep counts device clocks; a slower clock sleeps longer, which is harmless
+SMALLEST_FLUSH_BYTES = 4 << 20
+FREE_BYTES_TO_LEAVE = 64 << 20
+GRAPH_LAUNCHES = 20
+
+
+@dataclass
+class Run:
+    """One candidate's launch, and what has to happen around it outside the timing."""
+
+    launch: Callable[[], Any]
+    before: Callable[[], None] = lambda: None
+    after: Callable[[], None] = lambda: None
+    launches: int = 1  # in one call of ``launch``
+    samples_us: list[float] = field(default_factory=list)
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.samples_us)
+
+    @property
+    def spread_us(self) -> tuple[float, float]:
+        """20 % and 80 % quantiles."""
+        ordered = sorted(self.samples_us)
+        return ordered[len(ordered) // 5], ordered[(4 * len(ordered)) // 5]
+
+
+class GpuTimer:
+    """Samples runs on the current device and stream. ``deadline``: ``time.monotonic`` at which sampling ends."""
+
+    def __init__(self, deadline: float = float("inf")) -> None:
+        self._deadline = deadline
+        self._flush = flush_buffer()
+
+    def close(self) -> None:
+        """Gives the flush buffer back."""
+        self._flush = None
+
+    def screen(self, run: Run) -> None:
+        """Launches once untimed, then takes the first samples. Raises what the launch or the device raises."""
+        run.before()
+        run.launch()
+        run.after()
+        torch.cuda.synchronize()
+        self._sample([run], FIRST_SAMPLES)
+
+    def decide(self, runs: Sequence[Run]) -> None:
+        """More samples for those that may still win, in interleaved rounds."""
+        for tolerance, wanted in ROUNDS:
+            best_us = min((run.median_us for run in runs), default=0.0)
+            alive = [run for run in runs if run.median_us <= tolerance * best_us]
+            if len(alive) < 2 or time.monotonic() >= self._deadline:
+                return
+            affordable = int(ROUND_MS * 1e3 / max(best_us, 1.0)) or 1
+            self._sample(alive, min(wanted - min(len(run.samples_us) for run in alive), affordable))
+
+    def _sample(self, runs: Sequence[Run], rounds: int) -> None:
+        events: list[tuple[Run, Any, Any]] = []
+        _sleep(int(CYCLES_PER_MS * min(10.0, rounds * len(runs) * HOST_US / 1e3)))
+        for _ in range(rounds):
+            for run in runs:
+                begin, end = _event(), _event()
+                run.before()
+                if self._flush is not None:
+                    self._flush.zero_()
+                begin.record()
+                run.launch()
+                end.record()
+                run.after()
+                events.append((run, begin, end))
+        torch.cuda.synchronize()
+        for run, begin, end in events:
+            run.samples_us.append(begin.elapsed_time(end) * 1e3 / run.launches)
+
+
+def _sleep(cycles: int) -> None:
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def flush_buffer() -> Any:
+    """A buffer of the L2's size; smaller when memory is short, none when there is hardly any."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    size = int(getattr(properties, "L2_cache_size", 0)) or 64 << 20
+    free = torch.cuda.mem_get_info()[0] - FREE_BYTES_TO_LEAVE
+    while size >= SMALLEST_FLUSH_BYTES:
+        if size <= free:
+            try:
+                return torch.empty(size, dtype=torch.int8, device="cuda")
+            except torch.cuda.OutOfMemoryError:
+                log.debug("no memory for a flush buffer of %d bytes", size)
+        size //= 2
+    return None
+
+
+def in_graph(run: Run) -> Run:
+    """The same launches replayed from a graph: nothing of the host in the time (``SMART_AUTOTUNE_BENCH=graph``).
+
+    Runs once eagerly first, so that everything is compiled and loaded. The L2 is warm between its launches.
+    """
+    run.before()
+    run.launch()
+    run.after()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(GRAPH_LAUNCHES):
+            run.launch()
+    return Run(graph.replay, run.before, run.after, launches=GRAPH_LAUNCHES)
