@@ -49,7 +49,8 @@ def checked_names(kernel: str, option: str, names: Iterable[str] | None) -> list
     if names is None:
         return []
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise BadType(f"{kernel}: {option}={names!r}; allowed: a list of argument names, such as [{names!r}]")
+        hint = f", such as [{names!r}]" if isinstance(names, str) else ""
+        raise BadType(f"{kernel}: {option}={names!r}; allowed: a list of argument names{hint}")
     found = names if isinstance(names, list) else list(names)
     for name in found:
         if not isinstance(name, str):

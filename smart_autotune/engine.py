@@ -205,7 +205,7 @@ class Engine:
                 _here.tuning -= 1
 
     def _tune(self, call: Call, key: TuningKey, device: DeviceLimits) -> Ranking:
-        record, configs = self._tuning.run(call, key, device, settled_by(self._neighbours(key)))
+        record, configs = self._tuning.run(call, key, device, settled_by(key.bucket, self._neighbours(key)))
         ranking = self._rankings[key] = Ranking(key, configs, record.served_by, record, lasting=True)
         self._cold.pop(key, None)
         self.view.remember(record, configs[0])

@@ -48,7 +48,7 @@ class TuningKey(NamedTuple):
         return found
 
     def describe(self) -> str:
-        """One line for logs: ``M=64 q:bf16 idx:int32 batch(q)<=16 on sm_90 (232448 B)``."""
+        """One line for logs: ``M=64 q:bfloat16 idx:int32 batch(q)<=16 on sm_90 (232448 B)``."""
         words = [f"{name}={value}" for name, _, value in self.values]
         words += [f"{name}:{dtype.removeprefix('torch.')}" for name, dtype in self.dtypes]
         if self.batch:
@@ -95,7 +95,8 @@ class KeyReader:
         self._kernel = kernel
         self._keys = tuple(keys)
         self._batch_part = batch_part
-        self._heuristics = {name: function for name, function in (heuristics or {}).items() if name in self._keys}
+        self._heuristics = dict(heuristics or {})
+        self._wants_heuristics = any(name in self._keys for name in self._heuristics)
         self._warn_unknown(arg_names)
 
     def _warn_unknown(self, arg_names: Sequence[str]) -> None:
@@ -122,16 +123,22 @@ class KeyReader:
         )
 
     def _values(self, named: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+        filled = self._filled_in(named) if self._wants_heuristics else named
         for name in self._keys:
-            if name in named:
-                yield (name, *self._value(name, named[name]))
-            elif name in self._heuristics:
-                try:
-                    with not_ours():
-                        value = self._heuristics[name](dict(named))
-                except KeyError:  # it reads a value that only a config has: not this key's to know
-                    continue
-                yield (name, *self._value(name, value))
+            if name in filled:
+                yield (name, *self._value(name, filled[name]))
+
+    def _filled_in(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """With what the heuristics under the tuner make of it: each sees what the former filled in, as in Triton."""
+        filled = dict(named)
+        for name, function in self._heuristics.items():
+            filled.pop(name, None)
+            try:
+                with not_ours():
+                    filled[name] = function(dict(filled))
+            except KeyError:  # it reads a value that only a config has: not this key's to know
+                continue
+        return filled
 
     def _value(self, name: str, value: Any) -> tuple[str, Any]:
         value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value

@@ -6,11 +6,15 @@ used raises :class:`SettingsError`, which names the variable, the value and what
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
+
+log = logging.getLogger("smart_autotune")
 
 PREFIX = "SMART_AUTOTUNE_"
 T = TypeVar("T")
@@ -37,6 +41,10 @@ def _one_of(*names: str) -> Callable[[str], str]:
         return lowered
 
     return parse
+
+
+def _text(text: str) -> str:
+    return text.strip()
 
 
 def _integer(minimum: int) -> Callable[[str], int]:
@@ -88,6 +96,13 @@ class Settings:
     )
     batch: str = _setting("auto", _one_of("auto", "off"), "auto: a batch bucket joins the key | off: it never does")
     max_buckets: int = _setting(12, _integer(1), "buckets tuned per rest of the key; beyond, the nearest serves")
+    cache: bool = _setting(True, _boolean, "what tunings find out is kept on disk and read back")
+    cache_dir: str = _setting("", _text, "where it is kept; empty: $XDG_CACHE_HOME or ~/.cache, smart_autotune in it")
+    share: str = _setting(
+        "host",
+        _one_of("off", "host", "ranks"),
+        "who tunes a key only once: off (each process for itself) | host (its processes) | ranks (torch.distributed)",
+    )
     wait_secs: float = _setting(300.0, _seconds, "how long a thread waits for another's tuning before serving cold")
     compile_workers: int = _setting(0, _integer(0), "threads compiling candidates; 0: one for each usable core")
     compile_timeout_secs: float = _setting(180.0, _seconds, "one candidate's compile budget")
@@ -114,7 +129,16 @@ def _from_environment(environ: Mapping[str, str]) -> Settings:
             values[setting.name] = setting.metadata["parse"](text)
         except ValueError as error:
             raise SettingsError(f"{variable}={text!r} is not allowed: expected {error}") from None
+    _warn_of_unknown(environ)
     return Settings(**values)
+
+
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    known = [PREFIX + setting.name.upper() for setting in fields(Settings)]
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in known:
+            near = ", ".join(difflib.get_close_matches(variable, known, n=1))
+            log.warning("%s is not a setting and has no effect%s", variable, f"; did you mean {near}?" if near else "")
 
 
 def requested() -> bool:

@@ -18,13 +18,14 @@ from smart_autotune.key import TuningKey
 from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.prefilter import Candidate
-from smart_autotune.store import through_stock_cache
+from smart_autotune.stock_cache import through_stock_cache
 from smart_autotune.verdict import OVER_LIMIT, Outcome, TuningRecord, Verdict, describe
 from smart_autotune.view import AutotunerView
 
 log = logging.getLogger("smart_autotune")
 
 
+MARGIN = 1.1  # for noise, where growth with the batch bounds what a config can do
 CLEARLY_SLOWER = 1.5  # times the winner, in two neighbouring buckets: not worth a look in between
 
 
@@ -189,25 +190,35 @@ def order_of(record: TuningRecord) -> tuple[triton.Config, ...]:
     return (*timed, *(v.config for v in record.verdicts if v.outcome is Outcome.NOT_TIMED))
 
 
-def settled_by(neighbours: Sequence[TuningRecord]) -> list[Verdict]:
-    """What neighbouring buckets settle: what failed to compile there, what was clearly slower on both sides.
+def settled_by(bucket: int | None, neighbours: Sequence[TuningRecord]) -> list[Verdict]:
+    """What the tunings of neighbouring buckets settle for ``bucket``: who failed to compile, who cannot win.
 
-    ``neighbours``: the nearest smaller and the nearest larger bucket's records, as far as there are any.
+    ``neighbours``: the nearest smaller and the nearest larger bucket's records, as far as there are any. A kernel's
+    time grows with the batch, and at most in proportion to it. So a config slower than a neighbour's winner by more
+    than the ratio of the two buckets cannot win here; clearly slower on both sides, it will not.
     """
     settled: list[Verdict] = []
     slower: list[list[triton.Config]] = []
     for record in neighbours:
-        best_us = record.winner.median_us if record.winner else None
         here = f"in bucket {record.key.bucket}"
         failed = (Outcome.COMPILE_FAILED, Outcome.ASSEMBLER_FAILED, Outcome.COMPILE_TIMEOUT)
         settled += [replace(v, detail=f"{v.detail} ({here})") for v in record.verdicts if v.outcome in failed]
-        limit_us = (best_us or 0.0) * CLEARLY_SLOWER
-        slower.append([v.config for v in record.verdicts if best_us and v.median_us and v.median_us > limit_us])
+        slower.append(_slower_by(CLEARLY_SLOWER, record))
+        ratio = max(bucket or 1, record.key.bucket or 1) / max(1, min(bucket or 1, record.key.bucket or 1))
+        cannot = _slower_by(ratio * MARGIN, record)
+        settled += [Verdict(config, Outcome.NOT_TIMED, detail=f"cannot win: too slow {here}") for config in cannot]
     if len(neighbours) == 2:
         both = [config for config in slower[0] if config in slower[1]]
         detail = f"clearly slower in buckets {neighbours[0].key.bucket} and {neighbours[1].key.bucket}: not timed"
         settled += [Verdict(config, Outcome.NOT_TIMED, detail=detail) for config in both]
     return settled
+
+
+def _slower_by(factor: float, record: TuningRecord) -> list[triton.Config]:
+    best_us = record.winner.median_us if record.winner else None
+    if best_us is None:
+        return []
+    return [v.config for v in record.verdicts if v.median_us is not None and v.median_us > factor * best_us]
 
 
 def nothing_fits(

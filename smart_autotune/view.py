@@ -91,7 +91,7 @@ class AutotunerView:
         fn = self.fn
         while fn is not None and not callable(getattr(fn, "cache_key", None)):
             if isinstance(fn, Heuristics):
-                found = {**fn.values, **found}
+                found = {**found, **fn.values}  # outer ones run first, inner ones override them
             fn = getattr(fn, "fn", None)
         return found
 

@@ -44,6 +44,11 @@ CASES = {
     ),
     "batch": Cases("auto", {"auto": "auto", "OFF": "off"}, ["", "on", "1", "q"], "auto | off"),
     "max_buckets": Cases(12, COUNT, ["0", *NOT_A_COUNT], "an integer >= 1"),
+    "cache": Cases(True, YES_NO, NOT_YES_NO, "1 or 0"),
+    "cache_dir": Cases("", {"": "", " /a/b c ": "/a/b c", "~/x": "~/x"}, [], ""),
+    "share": Cases(
+        "host", {"off": "off", "HOST": "host", " ranks": "ranks"}, ["", "on", "1", "rank"], "off | host | ranks"
+    ),
     "wait_secs": Cases(300.0, SECONDS, NOT_SECONDS, "seconds > 0"),
     "compile_workers": Cases(0, {"0": 0, **COUNT}, NOT_A_COUNT, "an integer >= 0"),
     "compile_timeout_secs": Cases(180.0, SECONDS, NOT_SECONDS, "seconds > 0"),

@@ -1,4 +1,4 @@
-"""What is remembered on disk. So far: stock's own results cache, for kernels that ask for it."""
+"""Stock's own results cache, for kernels that ask for it."""
 
 from __future__ import annotations
 
