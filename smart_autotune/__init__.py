@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from smart_autotune.autotuner import SmartAutotuner, smart_autotune
     from smart_autotune.errors import NoConfigFits, SmartAutotuneError
-    from smart_autotune.history import cold_keys, records
+    from smart_autotune.history import Coverage, cold_keys, coverage, records
     from smart_autotune.key import TuningKey
     from smart_autotune.patches.switch import disable, enable, status
-    from smart_autotune.serving import freeze, pretune, thaw
+    from smart_autotune.serving import freeze, pretune, thaw, warming_up
     from smart_autotune.verdict import Outcome, TuningRecord, Verdict
 
 _HOMES = {
@@ -23,11 +23,14 @@ _HOMES = {
     "NoConfigFits": "errors",
     "SmartAutotuneError": "errors",
     "TuningKey": "key",
+    "Coverage": "history",
     "cold_keys": "history",
+    "coverage": "history",
     "records": "history",
     "freeze": "serving",
     "pretune": "serving",
     "thaw": "serving",
+    "warming_up": "serving",
     "disable": "patches.switch",
     "enable": "patches.switch",
     "status": "patches.switch",
@@ -37,6 +40,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Coverage",
     "NoConfigFits",
     "Outcome",
     "SmartAutotuneError",
@@ -45,6 +49,7 @@ __all__ = [
     "TuningRecord",
     "Verdict",
     "cold_keys",
+    "coverage",
     "disable",
     "enable",
     "freeze",
@@ -53,6 +58,7 @@ __all__ = [
     "smart_autotune",
     "status",
     "thaw",
+    "warming_up",
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import difflib
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -70,10 +71,9 @@ class BatchRule:
         """Why the batch never joins the key here; empty when it does."""
         if self._disabled_by:
             return self._disabled_by
-        configured = settings.current()
-        if configured.batch == "off":
+        if settings.current().batch == "off":
             return "SMART_AUTOTUNE_BATCH=off"
-        return "batch-invariant mode" if configured.deterministic or _batch_invariant() else ""
+        return "batch-invariant mode" if batch_invariant() else ""
 
     def _finder(
         self, arg_names: Sequence[str], batch: BatchSpec
@@ -164,11 +164,15 @@ def _author_key(keys: Sequence[str]) -> str:
     return ""
 
 
-def _batch_invariant() -> bool:
-    global _invariant
-    if _invariant is None:
-        _invariant = any(os.environ.get(name, "0").lower() in ("1", "true", "yes") for name in _INVARIANT_VARIABLES)
-    return _invariant
+def batch_invariant() -> bool:
+    """Whether results must not depend on timings: our setting, torch's deterministic switch, or a server's own."""
+    global _asked_by_server
+    if _asked_by_server is None:
+        _asked_by_server = any(os.environ.get(n, "0").lower() in ("1", "true", "yes") for n in _INVARIANT_VARIABLES)
+    if settings.current().deterministic or _asked_by_server:
+        return True
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.are_deterministic_algorithms_enabled())
 
 
-_invariant: bool | None = None
+_asked_by_server: bool | None = None

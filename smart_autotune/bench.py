@@ -76,9 +76,11 @@ class AuthorsBench:
         arguments = self._call.hook_arguments(config)
         try:
             with not_ours():
-                launch = _launcher(view, self._call, config, self._timed_call, arguments)
+                launch = _launcher(view, self._call, config, self._timed_call)
 
                 def timed() -> None:
+                    if self._timed_call is None:
+                        self._call.run_config_hook(config, arguments)
                     view.pre_hook(arguments)
                     try:
                         launch()
@@ -139,7 +141,7 @@ class GpuBench:
         from smart_autotune.gpu_bench import Run, in_graph
 
         view, arguments = self._view, self._call.hook_arguments(config)
-        launch = _launcher(view, self._call, config, self._timed_call, arguments, hook=False)
+        launch = _launcher(view, self._call, config, self._timed_call)
 
         def before() -> None:
             if self._timed_call is None:
@@ -169,27 +171,16 @@ class GpuBench:
 
 
 def _launcher(
-    view: AutotunerView,
-    call: Call,
-    config: triton.Config,
-    timed_call: Callable[..., Any] | None,
-    arguments: dict[str, Any],
-    hook: bool = True,
+    view: AutotunerView, call: Call, config: triton.Config, timed_call: Callable[..., Any] | None
 ) -> Callable[[], Any]:
-    """What is timed: the author's whole operation, or the launch (``hook``: with the config's own hook)."""
-    if timed_call is not None:
-        operation = timed_call(dict(call.named), config)
-        if not callable(operation):
-            raise BadType(f"{view.kernel_name}: timed_call returned {type(operation).__name__}; allowed: a callable")
-        found: Callable[[], Any] = operation
-        return found
-
-    def launch() -> None:
-        if hook:
-            call.run_config_hook(config, arguments)
-        call.run(config)
-
-    return launch
+    """What is timed: the author's whole operation, or the launch without its hooks."""
+    if timed_call is None:
+        return lambda: call.run(config)
+    operation = timed_call(dict(call.named), config)
+    if not callable(operation):
+        raise BadType(f"{view.kernel_name}: timed_call returned {type(operation).__name__}; allowed: a callable")
+    found: Callable[[], Any] = operation
+    return found
 
 
 def _is_open(candidate: Candidate) -> bool:

@@ -6,7 +6,6 @@ One engine for each ``Autotuner``; everything about one call lives in locals, so
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ import triton
 from triton.runtime.errors import OutOfResources
 
 from smart_autotune import capture, limits, prefilter, serving, settings
-from smart_autotune.agreement import SingleFlight
 from smart_autotune.batch import BatchRule
 from smart_autotune.checks import defaults, innermost
 from smart_autotune.errors import BadType, BadValue, NoConfigFits, is_ours, not_ours, one_line
@@ -25,14 +23,12 @@ from smart_autotune.limits import DeviceLimits
 from smart_autotune.plan import Plans, Watched
 from smart_autotune.plan_source import NOT_PLANNED
 from smart_autotune.prefilter import Candidate
+from smart_autotune.rankings import Rankings
 from smart_autotune.serving import Ranking
-from smart_autotune.tuning import NotNow, Tuning, nothing_fits, over_limit, settled_by
-from smart_autotune.verdict import TuningRecord
+from smart_autotune.tuning import Tuning, nothing_fits, over_limit
 from smart_autotune.view import AutotunerView
 
 log = logging.getLogger("smart_autotune")
-
-_here = threading.local()  # .tuning: how many tunings this thread is inside of
 
 
 class Engine:
@@ -52,17 +48,14 @@ class Engine:
         self._lenient = lenient  # a stock kernel never promised us anything: what stock accepts is stock's to serve
         self.name = view.kernel_name
         self.records = Records(self.name)
-        self._times_launches = timed_call is None
         self._tuning = Tuning(view, batch, self.records, tune_args, timed_call)
+        self._rankings = Rankings(self._tuning, self.records, timed_call is None, self._first_that_fits)
         self._keys = KeyReader(self.name, view.arg_names, view.keys, batch.part, view.heuristics_below())
         self._config_names = frozenset(name for config in view.configs for name in config.all_kwargs())
         self._bind = ArgumentBinder(view.arg_names, defaults(view.autotuner.base_fn), self._config_names)
         self._interpreted = type(innermost(view.fn)).__name__ == "InterpretedFunction"
-        self._flight = SingleFlight()
         self.plans = Plans(view, batch)
         view.autotuner.cache = Watched(view.autotuner.cache, self.plans.clear)
-        self._rankings: dict[TuningKey, Ranking] = {}
-        self._cold: dict[TuningKey, Ranking] = {}
         self._said: set[str] = set()
 
     # ---- one launch ----------------------------------------------------------------------------------------------
@@ -84,7 +77,7 @@ class Engine:
             call = self.call(args, kwargs)
             capturing = capture.is_capturing()
             device = current_limits()
-            ranking = self.ranking(call, capturing, device)
+            ranking = self._rankings.for_call(call, self._key(call, device), capturing, device)
             config = self._checked_config(call, ranking, capturing, device)
         except Exception as error:
             return self._fail_open(error, args, kwargs)
@@ -103,16 +96,20 @@ class Engine:
         if self._interpreted:
             return self.pruned(call)[0]
         device = current_limits()
+        key = self._key(call, device)
         if len(self.view.configs) == 1:
-            key = self._keys.read(call.named, self.view.source_identity, device)
-            only = self._known(key) or Ranking(key, tuple(self.view.configs), "the only config")
-            return self._first_that_fits(call, only, device)
-        return self._first_that_fits(call, self.ranking(call, capture.is_capturing(), device), device)
+            ranking = self._rankings.known(key) or Ranking(key, tuple(self.view.configs), "the only config")
+        else:
+            ranking = self._rankings.for_call(call, key, capture.is_capturing(), device)
+        return self._first_that_fits(call, ranking, device)
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         launch_kwargs = {"grid": kwargs.get("grid"), "warmup": kwargs.get("warmup", False)}
         own = {name: value for name, value in kwargs.items() if name not in launch_kwargs}
         return Call(self.view.fn, self.view.arg_names, tuple(args), own, launch_kwargs, self._bind(args, own))
+
+    def _key(self, call: Call, device: DeviceLimits) -> TuningKey:
+        return self._keys.read(call.named, self.view.source_identity, device)
 
     def pruned(self, call: Call) -> list[triton.Config]:
         """The configs that the author's own prune keeps for this call."""
@@ -126,7 +123,7 @@ class Engine:
 
     def _run_only_config(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One config: stock's path; only where it does not fit, the rescue and the explanation."""
-        if settings.current().shared_bytes_cap or self._rankings:
+        if settings.current().shared_bytes_cap or len(self._rankings):
             return self.launch(args, kwargs)
         config = self.view.configs[0]
         self.view.autotuner.best_config = config
@@ -148,105 +145,6 @@ class Engine:
                     f"{self.name}: Conflicting meta-parameters: {name!r} was passed and the configs set it; "
                     f"multiple values are not allowed. Leave it out of the call"
                 )
-
-    # ---- which ranking -------------------------------------------------------------------------------------------
-
-    def ranking(self, call: Call, capturing: bool, device: DeviceLimits) -> Ranking:
-        """The ranking that serves this call: known, or tuned now, or put together without tuning."""
-        key = self._keys.read(call.named, self.view.source_identity, device)
-        known = self._known(key)
-        if known is not None and settings.current().mode != "first_fit":
-            return known
-        reason = "a CUDA graph is being captured" if capturing else self._why_not_time(call)
-        if reason:
-            return self._serve_cold(call, key, device, reason)
-        lasting_reason = serving.why_not_tune()
-        if lasting_reason:
-            return self._serve_cold(call, key, device, lasting_reason, lasting=True)
-        if self._is_one_bucket_too_many(key):
-            reason = "SMART_AUTOTUNE_MAX_BUCKETS buckets are tuned"
-            return self._serve_cold(call, key, device, reason, lasting=True, cold=False)
-        return self._tuned_by_one(call, key, device)
-
-    def _known(self, key: TuningKey) -> Ranking | None:
-        """A ranking counts only while stock's ``cache`` holds its key: clearing the cache forgets it."""
-        ranking = self._rankings.get(key)
-        return ranking if ranking is not None and key in self.view.autotuner.cache else None
-
-    def _why_not_time(self, call: Call) -> str:
-        if call.launch_kwargs.get("warmup"):
-            return "this call only compiles"
-        if call.launch_kwargs.get("grid") is None and self._times_launches:
-            return "there is no grid to time a launch with"
-        return ""
-
-    def _is_one_bucket_too_many(self, key: TuningKey) -> bool:
-        if key.batch is None:
-            return False
-        buckets = {known.batch for known in list(self._rankings) if known.rest == key.rest}
-        return len(buckets) >= settings.current().max_buckets
-
-    def _tuned_by_one(self, call: Call, key: TuningKey, device: DeviceLimits) -> Ranking:
-        """Of all threads that meet a cold key one tunes, the others wait. A hook's own call never waits."""
-        nested = getattr(_here, "tuning", 0) > 0
-        with self._flight.claim(key, 0.0 if nested else settings.current().wait_secs) as mine:
-            known = self._known(key)
-            if known is not None:
-                return known
-            if not mine:
-                reason = "a hook of a running tuning called it" if nested else "another thread is still tuning it"
-                return self._serve_cold(call, key, device, reason)
-            _here.tuning = getattr(_here, "tuning", 0) + 1
-            try:
-                return self._tune(call, key, device)
-            except NotNow as error:
-                return self._serve_cold(call, key, device, str(error))
-            finally:
-                _here.tuning -= 1
-
-    def _tune(self, call: Call, key: TuningKey, device: DeviceLimits) -> Ranking:
-        record, configs = self._tuning.run(call, key, device, settled_by(key.bucket, self._neighbours(key)))
-        ranking = self._rankings[key] = Ranking(key, configs, record.served_by, record, lasting=True)
-        self._cold.pop(key, None)
-        self.view.remember(record, configs[0])
-        self.records.tuned(record)
-        return ranking
-
-    def _neighbours(self, key: TuningKey) -> list[TuningRecord]:
-        """The records of the nearest smaller and the nearest larger tuned bucket of the same rest of the key."""
-        if key.batch is None:
-            return []
-        rest = key.rest
-        tuned = {k.bucket or 0: r.record for k, r in list(self._rankings.items()) if r.record and k.rest == rest}
-        smaller = max((bucket for bucket in tuned if bucket < key.batch[1]), default=None)
-        larger = min((bucket for bucket in tuned if bucket > key.batch[1]), default=None)
-        return [record for bucket in (smaller, larger) if bucket is not None and (record := tuned[bucket])]
-
-    def _serve_cold(
-        self,
-        call: Call,
-        key: TuningKey,
-        device: DeviceLimits,
-        reason: str,
-        lasting: bool = False,
-        cold: bool = True,
-    ) -> Ranking:
-        """The nearest bucket's ranking, else the first config that fits. ``lasting``: not only this once."""
-        served = self._cold.get(key)
-        ranked = [] if settings.current().mode == "first_fit" else [k for k in list(self._rankings) if self._known(k)]
-        near = serving.nearest(key, ranked)
-        if near is not None:
-            origin = f"nearest bucket {near.bucket}"
-            if served is None or served.origin != origin:
-                served = self._cold[key] = Ranking(key, self._rankings[near].configs, origin)
-        elif served is None or served.origin != serving.FIRST_THAT_FITS:
-            served = Ranking(key, tuple(self.pruned(call)), serving.FIRST_THAT_FITS)
-            fitting = self._first_that_fits(call, served, device)
-            served.configs = (fitting, *(c for c in served.configs if c is not fitting))
-            self._cold[key] = served
-        served.lasting = lasting
-        self.records.served_cold(key, served, reason, cold)
-        return served
 
     # ---- which config --------------------------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from smart_autotune import serving
+from smart_autotune import serving, settings
 from smart_autotune.errors import NoConfigFits
 from smart_autotune.key import TuningKey
 from smart_autotune.limits import DeviceLimits
@@ -31,6 +32,7 @@ class Records:
         self._by_key: dict[TuningKey, TuningRecord] = {}
         self._cold: dict[TuningKey, str] = {}
         self._said: set[TuningKey] = set()
+        self._warned: set[str] = set()
         _all.add(self)
 
     def __iter__(self):  # type: ignore[no-untyped-def]  # Iterator[TuningRecord]
@@ -41,6 +43,11 @@ class Records:
     def cold(self) -> tuple[TuningKey, ...]:
         with self._mutex:
             return tuple(self._cold)
+
+    def cold_origins(self) -> list[str]:
+        """What serves each cold key."""
+        with self._mutex:
+            return list(self._cold.values())
 
     def tuned(self, record: TuningRecord) -> None:
         with self._mutex:
@@ -55,6 +62,13 @@ class Records:
                 verdict.median_us, verdict.detail,
             )  # fmt: skip
         winner = record.winner
+        if record.served_by in ("stored", "another rank"):
+            log.info(
+                "%s: [%s] from %s: winner=[%s] median=%s",
+                self._kernel, record.key.describe(), record.served_by, describe(winner.config) if winner else None,
+                _time(winner),
+            )  # fmt: skip
+            return
         timed = sum(1 for verdict in record.verdicts if verdict.median_us is not None)
         log.info(
             "%s: tuned [%s]: offered=%d dropped=%s timed=%d winner=[%s] median=%s (compile %.1f s, timing %.1f s)",
@@ -65,14 +79,20 @@ class Records:
     def served_cold(self, key: TuningKey, ranking: Ranking, reason: str, cold: bool) -> None:
         """Notes a key that was served without tuning; said once a key."""
         with self._mutex:
-            if cold and len(self._cold) < _MOST_COLD_KEYS:
-                self._cold.setdefault(key, reason)
+            if cold and (key in self._cold or len(self._cold) < _MOST_COLD_KEYS):
+                self._cold[key] = ranking.origin
             if key in self._said:
                 return
             if len(self._said) < _MOST_COLD_KEYS:
                 self._said.add(key)
-        level = logging.WARNING if cold else logging.INFO
+        asked_for = not cold or settings.current().mode != "tune"
+        level = logging.INFO if asked_for else logging.WARNING
         log.log(level, "%s: cold key [%s] served by %s: %s", self._kernel, key.describe(), ranking.origin, reason)
+
+    def warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s: %s", self._kernel, text)
 
     def refused(self, ranking: Ranking, verdict: Verdict) -> None:
         """A specialisation (alignment, ==1) of a known key that one of its configs does not fit; said once."""
@@ -92,6 +112,26 @@ class Records:
             "%s: none of %d configs fits [%s]; rescued with fewer pipeline stages: %s",
             self._kernel, len(refused), key.describe(), "; ".join(describe(c.config) for c in found if c.fits),
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How the keys met so far are served: tuned, by the nearest tuned one, or by the first config that fits."""
+
+    tuned: int
+    served_near: int
+    served_cold: int
+
+    def __str__(self) -> str:
+        return f"{self.tuned} keys tuned, {self.served_near} served by a near one, {self.served_cold} served cold"
+
+
+def coverage() -> Coverage:
+    """Over every kernel of this process. A server can fail on it at the end of its warm-up."""
+    kernels = list(_all)
+    origins = [origin for kernel in kernels for origin in kernel.cold_origins()]
+    near = sum(origin.startswith("nearest") for origin in origins)
+    return Coverage(sum(1 for kernel in kernels for _ in kernel), near, len(origins) - near)
 
 
 def records() -> list[TuningRecord]:

@@ -24,6 +24,7 @@ class Source:
 
     ``kinds``: how each argument is read, in signature order. A kernel's arguments keep their names, which its callers
     use; every other name in the text ends with two underscores, which is why arguments so named are never planned.
+    ``provided``: the arguments that the configs give, in signature order.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class Source:
         self._author_keys = frozenset(view.keys)
         self._batch = batch
         self._kinds = dict(zip(self._jit.arg_names, kinds))
-        self._provided = provided(self._kinds)
+        self.kernel_name = view.kernel_name
+        self.provided = tuple(name for name, kind in self._kinds.items() if kind[0] == "config")
         self._names: dict[str, Any] = {f"{name}__": value for name, value in self._world().items()}
         self._parameters = [f"{name}={self._name_of(defaults.get(name, MISSING))}" for name in self._jit.arg_names]
 
@@ -61,19 +63,28 @@ class Source:
             "    start__, head__, kernel__, config__, constants__, compiled__ = plan__",
             "    if config__.pre_hook is not None or jit__.device_caches.get(device__) is not compiled__:",
             "        return NOT_PLANNED__",
-            *([f"    {''.join(f'c_{name}__, ' for name in self._provided)}= constants__"] if self._provided else []),
+            *([f"    {''.join(f'c_{name}__, ' for name in self.provided)}= constants__"] if self.provided else []),
             *self._globals_check(),
-            "    if grid is None:",
-            "        return NOT_PLANNED__",
             "    tuner__.best_config = config__",
-            "    if grid.__class__ is not tuple__ and callable__(grid):",
-            f"        grid = grid({{{self._bound()}}})",
+            "    if grid.__class__ is not tuple__:",
+            "        if grid is None:",
+            "            return NOT_PLANNED__",
+            "        if callable__(grid):",
+            f"            grid = grid({{{self._bound()}}})",
             "    size__ = len__(grid)",
             "    x__, y__, z__ = grid[0], grid[1] if size__ > 1 else 1, grid[2] if size__ > 2 else 1",
             f"    start__({', '.join(passed)})",
             "    return kernel__",
         ]
-        lines = [f"def key_of({parameters}):", *key, "    return key__", "", f"def launch({parameters}):", *key, *launch]
+        lines = [
+            f"def key_of({parameters}):",
+            *key,
+            "    return key__",
+            "",
+            f"def launch({parameters}):",
+            *key,
+            *launch,
+        ]
         return "\n".join(lines) + "\n", self._names
 
     def _world(self) -> dict[str, Any]:
@@ -218,11 +229,6 @@ def _world_guards(configs: Sequence[Any]) -> tuple[str, ...]:
     if len(configs) > 1:
         return (*_WORLD_GUARDS, "len__(configs__) > 1")
     return (*_WORLD_GUARDS, "len__(configs__) == 1", "configs__[0] is first_config__")
-
-
-def provided(kinds: Mapping[str, Kind]) -> tuple[str, ...]:
-    """The arguments that the config gives, in signature order."""
-    return tuple(name for name, kind in kinds.items() if kind[0] == "config")
 
 
 def int_class(value: int) -> int:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import triton
 
 from smart_autotune import settings
+from smart_autotune.batch import batch_invariant
 from smart_autotune.capture import relaxed
+from smart_autotune.errors import BadType
 from smart_autotune.key import TuningKey
 from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
@@ -30,7 +33,7 @@ class Ranking:
 
     key: TuningKey
     configs: tuple[triton.Config, ...]
-    origin: str  # "tuned" | "rescue" | "nearest bucket …" | "first that fits"
+    origin: str  # "tuned" | "rescue" | "nearest …" | "first that fits"
     record: TuningRecord | None = None
     contested: bool = False
     lasting: bool = False  # serves the key's later calls too, so that a plan may be made of it
@@ -54,27 +57,60 @@ def thaw() -> None:
     settings.renew()
 
 
+def is_frozen() -> bool:
+    return _frozen
+
+
 def why_not_tune() -> str:
     """Why nothing may be tuned until somebody changes that; empty when tuning is allowed."""
     if _frozen:
         return "tuning is frozen"
     mode = settings.current().mode
-    return "" if mode == "tune" else f"SMART_AUTOTUNE_MODE={mode}"
+    if mode != "tune":
+        return f"SMART_AUTOTUNE_MODE={mode}"
+    return "deterministic mode" if batch_invariant() else ""
 
 
-def nearest(key: TuningKey, tuned: Iterable[TuningKey]) -> TuningKey | None:
-    """The tuned key equal in all but the bucket whose bucket is nearest by ratio; the larger of two as near."""
-    if key.bucket is None:
+@contextmanager
+def warming_up() -> Iterator[None]:
+    """Tunes everything met inside it, then freezes: for a server's warm-up. The end says what was covered."""
+    thaw()
+    try:
+        yield
+    finally:
+        freeze()
+        from smart_autotune.history import coverage
+
+        log.info("warm-up is over, tuning is frozen: %s", coverage())
+
+
+def nearest(key: TuningKey, tuned: Iterable[TuningKey], any_number: bool = False) -> TuningKey | None:
+    """The tuned key that is equal in all but its batch bucket, and nearest in that by ratio; the larger of two as near.
+
+    ``any_number``: the author's own int values may differ too (a raw length in the key), measured in the same way.
+    """
+    candidates = [other for other in tuned if _distance(key, other, any_number) is not None]
+    return min(candidates, key=lambda other: _distance(key, other, any_number) or (0.0, 0), default=None)
+
+
+def _distance(key: TuningKey, other: TuningKey, any_number: bool) -> tuple[float, int] | None:
+    """Sum of the log2 ratios of the numbers that differ; None when anything else does."""
+    if other[:2] != key[:2] or other.dtypes != key.dtypes or len(other.values) != len(key.values):
         return None
-    rest = key.rest
-    neighbours = [other for other in tuned if other.bucket is not None and other.rest == rest]
-    size = max(key.bucket, 1)
+    if (other.batch is None) != (key.batch is None) or (key.batch and other.batch and key.batch[0] != other.batch[0]):
+        return None
+    total = _octaves(key.bucket or 1, other.bucket or 1)
+    for (name, kind, mine), (their_name, their_kind, theirs) in zip(key.values, other.values):
+        if (name, kind, mine) == (their_name, their_kind, theirs):
+            continue
+        if not (any_number and name == their_name and kind == their_kind == "int" and min(mine, theirs) >= 0):
+            return None
+        total += _octaves(mine + 1, theirs + 1)
+    return total, -(other.bucket or 1)
 
-    def distance(other: TuningKey) -> tuple[float, int]:
-        bucket = max(other.bucket or 1, 1)
-        return abs(math.log2(bucket / size)), -bucket
 
-    return min(neighbours, key=distance, default=None)
+def _octaves(one: int, other: int) -> float:
+    return abs(math.log2(max(one, 1) / max(other, 1)))
 
 
 def first_fitting(
@@ -96,17 +132,17 @@ def first_fitting(
     return None, refused
 
 
-def arguments_of(calls: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+def _arguments_of(calls: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
     for index, call in enumerate(calls):
         if not isinstance(call, Mapping):
-            raise TypeError(f"pretune: call {index} is {type(call).__name__}; allowed: a dict of arguments by name")
+            raise BadType(f"pretune: call {index} is {type(call).__name__}; allowed: a dict of arguments by name")
         yield call
 
 
 def pretune(kernel: Any, calls: Iterable[Mapping[str, Any]]) -> int:
     """Tunes ``kernel`` for each of ``calls`` (argument dicts, ``grid`` included) before traffic; returns how many."""
     count = 0
-    for call in arguments_of(calls):
+    for call in _arguments_of(calls):
         kernel.config_for(**call)
         count += 1
     return count

@@ -44,18 +44,25 @@ class Tuning:
     timed_call: Callable[..., Any] | None = None
 
     def run(
-        self, call: Call, key: TuningKey, device: DeviceLimits, settled: Sequence[Verdict] = ()
-    ) -> tuple[TuningRecord, tuple[triton.Config, ...]]:
-        """Tunes ``key`` on ``call``: the record and the configs that fit, best first. Raises when none does.
+        self,
+        call: Call,
+        key: TuningKey,
+        device: DeviceLimits,
+        settled: Sequence[Verdict] = (),
+        checkpoint: Callable[[TuningRecord], None] = lambda record: None,
+    ) -> TuningRecord:
+        """Tunes ``key`` on ``call``. Raises when no config fits.
 
         ``settled``: verdicts that need no finding out (stored ones, what neighbouring buckets make clear).
+        ``checkpoint`` gets what is known so far, every few seconds of a long sweep.
         """
         kept, pruned = self.pruned(call)
         timed_as = bench.representative(self.view, call, self.tune_args)
+        notes = () if self.tune_args else self._degenerate_lengths(call)
         begin = time.monotonic()
         deadline = begin + (settings.current().budget_secs or float("inf"))
         with bench.opened(self.view, timed_as, self.timed_call, deadline) as timing:
-            sweep = Sweep(self, call, timed_as, key, device, timing, deadline)
+            sweep = Sweep(self, call, timed_as, key, device, timing, deadline, checkpoint)
             candidates, origin = sweep.compiled(kept, settled, pruned)
             compiled = time.monotonic()
             candidates = self._timed(timing, key, candidates)
@@ -66,7 +73,16 @@ class Tuning:
         with not_ours():  # stock resets ``reset_to_zero`` arguments once more before the winner's own launch
             self.view.pre_hook(call.hook_arguments(ranked[0].config), reset_only=True)
         record = self._record(key, ranked, candidates, pruned, origin, compile_secs, timing_secs)
-        return record, order_of(record)
+        return replace(record, notes=notes)
+
+    def _degenerate_lengths(self, call: Call) -> tuple[str, ...]:
+        """A warning, once a kernel, where what looks like lengths is 1 or 0 throughout: a warm-up's dummy input."""
+        found = [name for name, value in call.named.items() if _is_degenerate_length(name, value)]
+        if not found:
+            return ()
+        note = f"tuned while {', '.join(found)} held only 0 or 1: a warm-up's dummy input? give tune_args="
+        self.records.warn_once(note)
+        return (note,)
 
     def _raise_nothing_ranked(
         self, key: TuningKey, candidates: Sequence[Candidate], pruned: Sequence[Verdict], device: DeviceLimits
@@ -125,6 +141,7 @@ class Sweep:
     device: DeviceLimits
     timing: bench.Bench
     deadline: float
+    checkpoint: Callable[[TuningRecord], None]
 
     def compiled(
         self, configs: Sequence[triton.Config], settled: Sequence[Verdict], pruned: Sequence[Verdict]
@@ -157,7 +174,9 @@ class Sweep:
             if candidate.fits and not alone:
                 candidate = self.timing.screen(candidate)
             candidates[rest[position]] = candidate
-            watch.done(candidate)
+            if watch.is_due(candidate):
+                so_far = tuple(candidates[index].verdict for index in sorted(candidates))
+                self.checkpoint(TuningRecord(self.tuning.view.kernel_name, self.key, so_far, "unfinished"))
         late = "not compiled within SMART_AUTOTUNE_BUDGET_SECS"
         return [
             candidates.get(index) or Candidate(config, Verdict(config, Outcome.COMPILE_TIMEOUT, detail=late))
@@ -176,12 +195,15 @@ class Watch:
         self._count = 0
         self._next = time.monotonic() + self.EVERY_SECS
 
-    def done(self, candidate: Candidate) -> None:
+    def is_due(self, candidate: Candidate) -> bool:
+        """Counts one more; True when it was time for a line."""
         self._count += 1
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + self.EVERY_SECS
-            last = describe(candidate.config)
-            log.info("%s: %d of %d configs compiled, last [%s]", self._kernel, self._count, self._total, last)
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + self.EVERY_SECS
+        last = describe(candidate.config)
+        log.info("%s: %d of %d configs compiled, last [%s]", self._kernel, self._count, self._total, last)
+        return True
 
 
 def order_of(record: TuningRecord) -> tuple[triton.Config, ...]:
@@ -233,6 +255,15 @@ def nothing_fits(
     error = no_config_fits(kernel, key, [c.verdict for c in candidates], pruned, device)
     error.__cause__ = first
     return error
+
+
+def _is_degenerate_length(name: str, value: Any) -> bool:
+    looks_like_lengths = any(fragment in name.lower() for fragment in ("len", "num_tokens", "seqused"))
+    if not looks_like_lengths or str(getattr(value, "dtype", "")) != "torch.int32":
+        return False
+    if value.dim() != 1 or not 0 < value.numel() <= 1 << 16 or value.is_meta:
+        return False
+    return bool((value == value[0]).all()) and int(value[0]) in (0, 1)
 
 
 def over_limit(candidate: Candidate) -> bool:

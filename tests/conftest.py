@@ -39,7 +39,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environm
 
 @pytest.fixture(autouse=True)
 def strict_and_thawed() -> Iterator[None]:
-    with settings.override(strict=True):
+    with settings.override(strict=True, cache=False):  # no test meets what another one kept, unless it asks
         yield
     smart_autotune.thaw()
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import filelock
 import pytest
 
-from smart_autotune import settings
-from smart_autotune.agreement import SingleFlight
+from smart_autotune import once, settings
+from smart_autotune.agreement import SingleFlight, one_process
 from smart_autotune.settings import SettingsError
 
 LONG_SECS = 20.0
@@ -155,3 +159,99 @@ def test_every_wait_that_the_setting_allows_can_be_waited(flight: SingleFlight, 
         return  # refused with a reason: as good
     with flight.claim("key", wait_secs) as held:
         assert held
+
+
+# ---- one process of several ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Path:
+    once.forget()
+    return tmp_path / "not" / "there" / "entry.json"
+
+
+@contextmanager
+def held_by_another_thread(path: Path) -> Iterator[None]:
+    """To the lock another thread is as strange as another process: each has its own file open."""
+    holding, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with one_process(path, LONG_SECS) as mine:
+            assert mine
+            holding.set()
+            release.wait(LONG_SECS)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert holding.wait(LONG_SECS)
+    try:
+        yield
+    finally:
+        release.set()
+        thread.join(LONG_SECS)
+
+
+def test_a_free_entry_is_held_and_is_free_again_afterwards(entry: Path) -> None:
+    for wait_secs in (LONG_SECS, 0, 0.0, -1, 1e300):
+        with one_process(entry, wait_secs) as mine:
+            assert mine
+    assert not entry.exists()
+
+
+@pytest.mark.parametrize("wait_secs", [0, 0.1])
+def test_a_held_entry_is_refused_when_the_wait_is_over(entry: Path, wait_secs: float) -> None:
+    with held_by_another_thread(entry), one_process(entry, wait_secs) as mine:
+        assert not mine
+    with one_process(entry, 0) as mine:
+        assert mine
+
+
+def test_entries_do_not_wait_for_each_other(entry: Path) -> None:
+    with held_by_another_thread(entry), one_process(entry.with_name("other.json"), 0) as mine:
+        assert mine
+
+
+@pytest.mark.parametrize("wait_secs", [0, 0.1])
+def test_a_thread_that_meets_its_own_entry_does_not_deadlock(entry: Path, wait_secs: float) -> None:
+    with one_process(entry, LONG_SECS) as outer, one_process(entry, wait_secs) as inner:
+        assert outer and not inner
+
+
+def test_an_error_under_it_frees_it_and_reaches_the_caller(entry: Path) -> None:
+    for error in (KeyError, OSError, TimeoutError, filelock.Timeout):
+        with pytest.raises(error), one_process(entry, 0):
+            raise error("mine")
+    with one_process(entry, 0) as mine:
+        assert mine
+
+
+def test_without_a_path_or_with_sharing_off_nobody_waits(entry: Path) -> None:
+    with one_process(None, 0) as one, one_process(None, 0) as other:
+        assert one and other
+    with held_by_another_thread(entry), settings.override(share="off"), one_process(entry, 0) as mine:
+        assert mine
+
+
+def test_where_no_lock_can_be_had_everyone_goes_on_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    once.forget()
+    (tmp_path / "file").write_text("")
+    for name in ("one", "other"):
+        with one_process(tmp_path / "file" / name, LONG_SECS) as mine:
+            assert mine
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.ENOLCK, errno.ESTALE, errno.EACCES])
+def test_so_it_is_for_any_error_of_the_disk(
+    entry: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", fails)
+    for _ in range(2):
+        with one_process(entry, LONG_SECS) as mine:
+            assert mine
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1

@@ -21,7 +21,7 @@ unhurried = hypothesis.settings(deadline=None)
 
 @pytest.fixture(autouse=True)
 def batch_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(batch_module, "_invariant", False)
+    monkeypatch.setattr(batch_module, "_asked_by_server", False)
     with settings.override(batch="auto", deterministic=False):
         yield
 
@@ -316,7 +316,7 @@ SWITCHES = ("VLLM_BATCH_INVARIANT", "SGLANG_ENABLE_DETERMINISTIC_INFERENCE")
 def test_a_servers_own_invariance_switch_turns_the_batch_off(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
-    monkeypatch.setattr(batch_module, "_invariant", None)
+    monkeypatch.setattr(batch_module, "_asked_by_server", None)
     monkeypatch.setenv(variable, value)
     assert part({"q": tensor(5)}) is None
 
@@ -325,7 +325,7 @@ def test_a_servers_own_invariance_switch_turns_the_batch_off(
 def test_a_servers_switch_that_is_off_or_absent_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
-    monkeypatch.setattr(batch_module, "_invariant", None)
+    monkeypatch.setattr(batch_module, "_asked_by_server", None)
     for variable in SWITCHES:
         monkeypatch.delenv(variable, raising=False)
         if value is not None:

@@ -16,8 +16,8 @@ from triton.runtime.errors import AutotunerError, OutOfResources
 
 import smart_autotune as package
 from smart_autotune import NoConfigFits, Outcome, settings, smart_autotune
-from smart_autotune.engine import Engine
 from smart_autotune.key import KeyReader
+from smart_autotune.rankings import Rankings
 from support.fake_kernel import FakeKernel
 from support.kernels import copy_arguments, fresh, scaled_copy, tile, tile_arguments, tile_product
 from support.stub_driver import StubDriver, active
@@ -295,7 +295,7 @@ def test_batches_1_to_512_in_any_order_tune_once_a_power_of_two(sm_120):
     for size in sizes_in_some_order:
         kernel[(1,)](torch.zeros(size, 1), 63)
     assert len(kernel.records) == len(kernel.cache) == 10
-    assert len(kernel.do_bench.timed) == 30
+    assert len(kernel.do_bench.timed) <= 30  # neighbouring buckets may settle who cannot win
     assert sorted(key.bucket for key in kernel.cache) == [1 << exponent for exponent in range(10)]
     assert kernel.cold_keys() == []
 
@@ -354,12 +354,24 @@ def test_the_batch_can_be_switched_off_for_the_process(sm_120):
     assert len(kernel.cache) == 1
 
 
-def test_deterministic_mode_keeps_the_batch_out_of_the_key(sm_120):
+def test_deterministic_mode_times_nothing_and_keeps_the_batch_out_of_the_key(sm_120):
     kernel = tuned(FakeKernel(batched))
     with settings.override(deterministic=True):
         for size in (1, 64):
             kernel[(1,)](torch.zeros(size, 1), 63)
-    assert len(kernel.cache) == 1
+    assert kernel.do_bench.timed == [] and kernel.cache == {}
+    (key,) = kernel.cold_keys()
+    assert key.batch is None
+
+
+def test_torchs_deterministic_switch_is_deterministic_mode(sm_120):
+    kernel = tuned(FakeKernel(batched))
+    torch.use_deterministic_algorithms(True)
+    try:
+        kernel[(1,)](torch.zeros(64, 1), 63)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert kernel.do_bench.timed == [] and kernel.cold_keys()[0].batch is None
 
 
 # ---- one key, another specialisation --------------------------------------------------------------------------------
@@ -686,7 +698,7 @@ def test_an_error_of_the_winners_own_launch_reaches_the_caller_as_it_is(sm_120):
 # ---- our own faults -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("owner", "method"), [(Engine, "_tune"), (KeyReader, "read")])
+@pytest.mark.parametrize(("owner", "method"), [(Rankings, "_tune"), (KeyReader, "read")])
 def test_a_fault_of_ours_raises_in_strict_mode_and_else_stock_takes_over_with_one_error_line(
     sm_120, caplog, monkeypatch, owner, method
 ):

@@ -11,7 +11,9 @@ import wrapt
 
 from smart_autotune.patches.gate import Conflict, Found, Gate, check, fingerprint, look_at
 
-GATE = Gate("some-patch", "triton==3.6.0", "triton.runtime.autotuner", {"Autotuner.run": "aaaa", "Autotuner.stop": "bb"})
+GATE = Gate(
+    "some-patch", "triton==3.6.0", "triton.runtime.autotuner", {"Autotuner.run": "aaaa", "Autotuner.stop": "bb"}
+)
 AS_DECLARED = {name: Found(GATE.home, text) for name, text in GATE.fingerprints.items()}
 STOCK = "stock behaviour is left as it is"
 

@@ -15,7 +15,9 @@ import triton
 from smart_autotune import settings
 from smart_autotune.patches import startup
 from support.installed import Environment, run_child
+from support.patching import on_the_verified_triton
 
+pytestmark = on_the_verified_triton
 ON = {"SMART_AUTOTUNE": "1"}
 MARK = "print(getattr(Autotuner.run, '_smart_autotune_patch', 'stock'), flush=True)"
 ASK = f"from triton.runtime.autotuner import Autotuner; {MARK}"

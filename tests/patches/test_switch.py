@@ -13,6 +13,7 @@ import smart_autotune
 from smart_autotune import settings
 from smart_autotune.patches import switch, triton_3_6_0
 from smart_autotune.patches.gate import Conflict
+from support.patching import on_the_verified_triton
 
 STOCK_RUN = vars(Autotuner)["run"]
 
@@ -32,6 +33,7 @@ def lenient():
         yield
 
 
+@on_the_verified_triton
 def test_enable_and_disable_say_what_is_replaced_and_what_is_not():
     on = smart_autotune.enable()
     assert on.enabled and on.replaced == ("triton.runtime.autotuner.Autotuner.run",) and on.conflicts == ()
@@ -41,6 +43,7 @@ def test_enable_and_disable_say_what_is_replaced_and_what_is_not():
     assert vars(Autotuner)["run"] is STOCK_RUN
 
 
+@on_the_verified_triton
 def test_both_are_idempotent_and_enabling_is_said_once(caplog):
     caplog.set_level(logging.INFO)
     assert smart_autotune.enable() == smart_autotune.enable()
@@ -86,6 +89,7 @@ def test_a_conflict_raises_when_strict_each_time(another_triton):
     assert vars(Autotuner)["run"] is STOCK_RUN
 
 
+@on_the_verified_triton
 def test_a_conflict_is_forgotten_once_enabling_works(monkeypatch, lenient):
     with monkeypatch.context() as scope:
         scope.setattr(triton, "__version__", "3.9.0")
@@ -117,6 +121,7 @@ def test_a_bad_setting_is_an_error_of_enable_and_nothing_is_patched(monkeypatch)
     assert vars(Autotuner)["run"] is STOCK_RUN
 
 
+@on_the_verified_triton
 def test_a_disable_that_has_to_step_aside_warns_and_status_is_off(lenient, caplog):
     smart_autotune.enable()
     Autotuner.run = lambda self, *args, **kwargs: None

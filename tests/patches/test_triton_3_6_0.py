@@ -22,7 +22,9 @@ from smart_autotune import SmartAutotuner, settings, smart_autotune
 from smart_autotune.patches import triton_3_6_0 as patch
 from support.fake_kernel import FakeKernel
 from support.kernels import copy_arguments, fresh, scaled_copy
+from support.patching import on_the_verified_triton
 
+pytestmark = on_the_verified_triton
 STOCK_RUN = vars(Autotuner)["run"]
 
 
@@ -527,7 +529,7 @@ def test_a_fault_of_our_engine_at_a_launch_falls_back_to_stock_with_one_line(sm_
     package.enable()
     kernel = launched(stock())
     engine = kernel.__dict__[patch._SLOT].engine
-    monkeypatch.setattr(engine, "ranking", lambda *args: 1 / 0)
+    monkeypatch.setattr(engine, "call", lambda *args: 1 / 0)
     with settings.override(strict=False):
         for _ in range(2):
             launched(kernel)

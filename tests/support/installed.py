@@ -22,13 +22,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "smart_autotune", "patches")
-CACHE_VARIABLE = "SMART_AUTOTUNE_TEST_CACHE"
+# Taken out of the environment: to the package it would be a setting that it does not know.
+_CACHE = os.environ.pop("SMART_AUTOTUNE_TEST_CACHE", None)
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept between runs, outside the repository."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen) if chosen else Path.home() / ".cache" / "smart_autotune_tests"
+    """Where downloads are kept between runs, outside the repository (``SMART_AUTOTUNE_TEST_CACHE``)."""
+    return Path(_CACHE) if _CACHE else Path.home() / ".cache" / "smart_autotune_tests"
 
 
 _UNREACHABLE = ("No matching distribution", "Could not find a version", "Connection", "Max retries", "timed out")
@@ -128,10 +128,13 @@ class Environment:
 
 
 def clean_environment(variables: Mapping[str, str] | None = None, first: Iterable[Path | str] = ()) -> dict[str, str]:
-    """This process's variables without ours and without its path; ``first`` becomes the child's PYTHONPATH."""
+    """This process's variables without ours and without its path; ``first`` becomes the child's PYTHONPATH.
+
+    No child reads or leaves tunings on disk, unless ``variables`` say so.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SMART_AUTOTUNE", "PYTHONPATH", "PYTHONHOME"))}
     path = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in first)} if first else {}
-    return {**kept, **path, **(variables or {})}
+    return {**kept, **path, "SMART_AUTOTUNE_CACHE": "0", **(variables or {})}
 
 
 def run_child(
@@ -141,10 +144,13 @@ def run_child(
     cwd: Path | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``command`` in a clean environment. stdout and stderr are text."""
+    """Runs ``command`` in a clean environment. stdout and stderr are text.
+
+    Not from the checkout, whose packages ``python -c`` would find before the installed ones.
+    """
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=clean_environment(variables, first), cwd=cwd,
-        check=False,
+        command, capture_output=True, text=True, timeout=300, check=False,
+        env=clean_environment(variables, first), cwd=cwd or Path(command[0]).parent,
     )  # fmt: skip
     assert not check or done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done

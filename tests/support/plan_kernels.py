@@ -8,11 +8,29 @@ OMITTED = type("Omitted", (), {"__repr__": lambda self: "OMITTED"})()
 
 FACTOR: tl.constexpr = tl.constexpr(3)
 
-INTS = [0, 1, 16, 17, -1, -16, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**63 - 1, 2**63, 2**64 - 1, 2, 48]
+INTS = [
+    0,
+    1,
+    16,
+    17,
+    -1,
+    -16,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    -(2**31) - 1,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+    2**64,
+    -(2**63) - 1,
+    2,
+    48,
+]
 FLOATS = [0.0, -0.0, 1.0, 2.5, float("nan"), float("inf")]
 SCALARS = [*INTS, *FLOATS, True, False, None]
 # Equal in a dict, other types: stock keeps one kernel for all of them.
-ALIKE = [1, True, 1.0, 0, False, 0.0, -0.0, None, "a", tl.float32]
+ALIKE = [1, True, 1.0, 0, False, 0.0, -0.0, None, "a", "b", 2, 3, 2.0, 48, tl.float32, tl.float16]
 CONSTANTS = [2, 3.5, True, None, "a", "b", tl.float32, tl.float16, torch.float16, float("nan"), -7, 2**63]
 
 
@@ -45,6 +63,16 @@ def copied(src, dst, n, scale, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def wide(src, n, BLOCK: tl.constexpr, WIDTH: tl.constexpr = 4):
+    pass
+
+
+@triton.jit
+def batched(src, dst, num_tokens, scale, BLOCK: tl.constexpr):
+    pass
+
+
+@triton.jit
 def optional(src, bias=None, residual=None, n=16, shift=2.5, causal=False, BLOCK: tl.constexpr = 64):
     pass
 
@@ -60,12 +88,16 @@ def unspecialised(src, dst, n, k, m, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def annotated(src: tl.const, n: tl.int64, m: "i32", flag: tl.int1, scale: tl.float32, k: "u64", BLOCK: tl.constexpr):
+def annotated(
+    src: tl.const, n: tl.int64, m: "i32", flag: tl.int1, scale: tl.float32, k: "u64", BLOCK: tl.constexpr  # noqa: F821
+):  # fmt: skip
     pass
 
 
 @triton.jit
-def colliding(x, y, z, size_, key_, device_, tuner, jit, settings, plans, p_x, c_BLOCK, head, start, BLOCK: tl.constexpr):
+def colliding(
+    x, y, z, size_, key_, device_, tuner, jit, settings, plans, p_x, c_BLOCK, head, start, BLOCK: tl.constexpr
+):
     pass
 
 

@@ -15,7 +15,7 @@ from triton.compiler.compiler import CompiledKernel, make_backend
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from smart_autotune import smart_autotune
+from smart_autotune import settings, smart_autotune
 from smart_autotune.engine import Engine
 from smart_autotune.patches import triton_3_6_0 as seam
 from support.stub_driver import Launch, StubDriver
@@ -154,7 +154,7 @@ class Trio:
 
 class Outcome:
     def __init__(self, kernel: Any = None, launch: Launch | None = None, error: Exception | None = None) -> None:
-        self.kernel, self.launch, self.error = kernel, launch, error
+        self.kernel, self.launch, self.error, self.path = kernel, launch, error, ""
 
     def check(self, ours: Outcome, which: str) -> None:
         if self.error is not None or ours.error is not None:
@@ -175,3 +175,43 @@ def same_argument(theirs: Any, ours: Any) -> bool:
     if isinstance(theirs, torch.Tensor):
         return ours is theirs or (type(ours) is int and ours == theirs.data_ptr())
     return type(ours) is type(theirs) and repr(ours) == repr(theirs)
+
+
+class Bed:
+    """A trio and which path its calls took."""
+
+    def __init__(self, driver: StubDriver, full: FullPath) -> None:
+        self.driver, self.full = driver, full
+
+    def made(self, kernel: JITFunction, **options: Any) -> Bed:
+        self.trio = Trio(self.driver, kernel, **options)
+        return self
+
+    def run(self, *args: Any, grid: Any = (3,), **kwargs: Any) -> Outcome:
+        """The call through all three, compared; ``path`` of the outcome is what both of ours took."""
+        ours = (self.trio.decorated, self.trio.patched)
+        before = [self.full.of(tuner) for tuner in ours]
+        outcome = self.trio.run(args, kwargs, grid)
+        took = {self.full.of(tuner) - count for tuner, count in zip(ours, before)}
+        outcome.path = {frozenset({0}): "direct", frozenset({1}): "full"}.get(frozenset(took), f"mixed {took}")
+        return outcome
+
+    def path(self, *args: Any, **kwargs: Any) -> str:
+        return self.run(*args, **kwargs).path
+
+    def warm(self, *args: Any, **kwargs: Any) -> Outcome:
+        """The call until it is direct: tuned, learned, direct."""
+        for _ in range(3):
+            outcome = self.run(*args, **kwargs)
+        assert outcome.path == "direct", outcome.error
+        return outcome
+
+    @property
+    def tuners(self) -> tuple[Any, Any, Any]:
+        return self.trio.stock, self.trio.decorated, self.trio.patched
+
+
+@contextmanager
+def bed(driver: StubDriver) -> Iterator[Bed]:
+    with named_only(), patched(), counted() as full, settings.override(strict=True):
+        yield Bed(driver, full)

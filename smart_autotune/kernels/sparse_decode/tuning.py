@@ -166,8 +166,6 @@ def _example(
 def examples() -> dict[str, dict[str, Any]]:
     """Calls a server makes, for audits without a GPU: meta tensors and numbers by argument name."""
     return {
-        "window only, 64 heads, batch 256": _example(256, 64, 128, 0, 1, 1),
-        "window + top-512, 16 heads, batch 32": _example(32, 16, 128, 512, 64, 8),
         "window + top-512, 64 heads, batch 32": _example(32, 64, 128, 512, 64, 4),
         "window + c128 at 128k, 8 heads, batch 8": _example(8, 8, 128, 1088, 2, 19),
     }

@@ -93,7 +93,7 @@ def test_timing_lists_keep_the_row_stride_that_the_kernel_was_given() -> None:
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_120"])
 def test_big_caps_have_room_that_small_ones_have_not(arch: str) -> None:
-    name = "window + top-512, 16 heads, batch 32"
+    name = "window + top-512, 64 heads, batch 32"
     found = audit(tuning.split_kernel, arch, name, tuning.examples()[name])
     outcomes = [verdict.outcome for verdict in found.verdicts if verdict.outcome != Outcome.PRUNED_BY_USER]
     fits = [verdict for verdict in found.verdicts if verdict.fits]

@@ -1,0 +1,130 @@
+"""Tunings on disk, one JSON file a key: readable, shippable, safe to share; and never in the way of a launch."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import secrets
+import stat
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from smart_autotune import settings
+from smart_autotune.entry import BadEntry, Stored, decode, encode
+from smart_autotune.errors import one_line
+from smart_autotune.identity import environment, file_name, key_text, slug
+from smart_autotune.key import TuningKey
+from smart_autotune.limits import DeviceLimits
+from smart_autotune.once import warn_once
+from smart_autotune.verdict import TuningRecord
+
+__all__ = ["BadEntry", "Store", "Stored", "current", "decode", "encode", "environment", "key_text"]
+
+log = logging.getLogger("smart_autotune")
+
+_MOST_BYTES = 16 << 20  # of one entry: 1000 configs take about 0.5 MB
+_STALE_SECS = 3600.0  # a temporary file this old has no writer any more
+
+
+class Store:
+    """The entries in one folder. Trouble with the disk is a miss, or a tuning not kept, with one warning."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, key: TuningKey) -> Path | None:
+        """Where the key's entry is, there or not; None: the key cannot be written down."""
+        name = file_name(key)
+        return None if name is None else self._folder / slug(f"triton-{triton.__version__}") / name
+
+    def load(self, key: TuningKey, configs: Sequence[triton.Config], limits: DeviceLimits) -> Stored | None:
+        """What is known of ``key``, on today's ``configs``. None: nothing that can be used."""
+        path = self.path(key)
+        if path is None:
+            return None
+        try:
+            return decode(_read(path), key, configs, limits)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            about = path if os.access(path.parent, os.X_OK) else path.parent  # once for a folder that is closed to us
+            warn_once(("unreadable", str(about)), "%s cannot be read, so it is not used: %s", about, one_line(error))
+        except (BadEntry, ValueError, RecursionError) as error:
+            warn_once(("bad entry", str(path)), "%s is not used: %s", path, one_line(error))
+        return None
+
+    def save(self, record: TuningRecord, complete: bool = True) -> None:
+        """Writes the key's entry in place of what was there. Never raises for a disk that does not take it."""
+        path = self.path(record.key)
+        if path is None:
+            log.debug("%s: the key [%s] cannot be written down", record.kernel, record.key.describe())
+            return
+        text = json.dumps(encode(record, complete), indent=1, allow_nan=False)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, text.encode("ascii"))
+        except OSError as error:
+            warn_once("unwritable", "%s: tunings of this process are not kept: %s", path, one_line(error))
+            return
+        _remove_left_behind(path.parent)
+
+
+def current() -> Store | None:
+    """The store that the settings name; None: nothing is kept."""
+    configured = settings.current()
+    if not configured.cache:
+        return None
+    folder = configured.cache_dir or os.path.join(_cache_home(), "smart_autotune")
+    folder = os.path.expanduser(folder)
+    if folder.startswith("~"):
+        warn_once("no home", "%s: there is no such home folder, so no tunings are kept or read", folder)
+        return None
+    return Store(Path(folder))
+
+
+def _cache_home() -> str:
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return named if os.path.isabs(named) else "~/.cache"  # a relative one counts as unset (XDG base directories)
+
+
+def _read(path: Path) -> Any:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise BadEntry("not a regular file")
+    with open(path, "rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise BadEntry(f"over {_MOST_BYTES:,} bytes")
+    return json.loads(data, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> Any:
+    raise BadEntry(f"holds {constant}")
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All or nothing: a reader, or a writer that is killed, sees the former file or this one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+@functools.cache
+def _remove_left_behind(folder: Path) -> None:
+    """Removes what killed writers left in ``folder``, once a process."""
+    with suppress(OSError):
+        for temporary in folder.glob(".*.tmp"):
+            if time.time() - temporary.stat().st_mtime > _STALE_SECS:
+                temporary.unlink(missing_ok=True)
