@@ -42,7 +42,7 @@ setup ready: $(STAMP)
 
 # A read-only or externally managed python gets a folder of links on PYTHONPATH instead.
 .system/ready-%:
-	@for name in torch triton click rich packaging wrapt; do \
+	@for name in torch triton click rich packaging wrapt filelock; do \
 	    $(PY) -c "import $$name" 2>/dev/null || { echo "SYSTEM_PYTHON=1: $(PY) has no $$name"; exit 1; }; done
 	@rm -rf .system && mkdir -p .system/src
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . \

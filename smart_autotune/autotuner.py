@@ -91,7 +91,7 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         """``kernel[grid](*args, **kwargs)``: ``grid`` is a tuple or a function of the named arguments."""
-        if type(self).run is not SmartAutotuner.run:
+        if type(self).run is not SmartAutotuner.run or "run" in self.__dict__:
             return super().__getitem__(grid)  # type: ignore[no-any-return]
         engine = self._engine
 
@@ -99,7 +99,7 @@ class SmartAutotuner(Autotuner):  # type: ignore[misc]  # triton is untyped
             kernel = engine.plans.launch(*args, grid=grid, **kwargs)
             if kernel is not NOT_PLANNED:
                 return kernel
-            return engine.run(args, {"grid": grid, "warmup": False, **kwargs})
+            return self.run(*args, grid=grid, warmup=False, **kwargs)
 
         return launch
 

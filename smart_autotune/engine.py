@@ -57,6 +57,7 @@ class Engine:
         self.plans = Plans(view, batch)
         view.autotuner.cache = Watched(view.autotuner.cache, self.plans.clear)
         self._said: set[str] = set()
+        self._refused_only: triton.Config | None = None
 
     # ---- one launch ----------------------------------------------------------------------------------------------
 
@@ -73,6 +74,7 @@ class Engine:
 
     def launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serves one call from key to launch; a fault of our own becomes stock behaviour."""
+        era = self.plans.era()
         try:
             call = self.call(args, kwargs)
             capturing = capture.is_capturing()
@@ -86,7 +88,7 @@ class Engine:
         else:
             config, kernel = self._start_first_accepted(call, ranking, device)
         if ranking.lasting:
-            self.plans.learn(args, kwargs, config, kernel)
+            self.plans.learn(args, kwargs, config, kernel, era)
         return kernel
 
     def config_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> triton.Config:
@@ -123,17 +125,18 @@ class Engine:
 
     def _run_only_config(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One config: stock's path; only where it does not fit, the rescue and the explanation."""
-        if settings.current().shared_bytes_cap or len(self._rankings):
+        config, era = self.view.configs[0], self.plans.era()
+        if settings.current().shared_bytes_cap or config is self._refused_only:
             return self.launch(args, kwargs)
-        config = self.view.configs[0]
         self.view.autotuner.best_config = config
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.view.arg_names, args)), **kwargs, **config.all_kwargs()})
         try:
             kernel = self.view.fn.run(*args, **kwargs, **config.all_kwargs())
         except OutOfResources:
+            self._refused_only = config
             return self.launch(args, kwargs)
-        self.plans.learn(args, kwargs, config, kernel)
+        self.plans.learn(args, kwargs, config, kernel, era)
         return kernel
 
     def _check_conflicts(self, kwargs: Mapping[str, Any]) -> None:

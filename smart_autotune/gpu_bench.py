@@ -22,7 +22,8 @@ FIRST_SAMPLES = 3  # of every candidate
 # (how much slower than the best a candidate may be to stay, samples it has after this round)
 ROUNDS = ((1.5, 8), (1.15, 20), (1.04, 50))
 ROUND_MS = 60.0  # device time that one round may take for one candidate: long kernels get fewer samples
-HOST_US = 40.0  # what one launch costs the host at most: how far ahead of it the device is kept
+HOST_MARGIN = 1.3  # by how much more than a launch costs the host the device is kept busy ahead of it
+MOST_QUEUED = 120  # launches enqueued behind one wait: with flush and events well below a stream's queue of 1,024
 CYCLES_PER_MS = 2_000_000  # torch.cuda._sleep counts device clocks; a slower clock sleeps longer, which is harmless
 SMALLEST_FLUSH_BYTES = 4 << 20
 FREE_BYTES_TO_LEAVE = 64 << 20
@@ -37,6 +38,7 @@ class Run:
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
     launches: int = 1  # in one call of ``launch``
+    host_us: float = 100.0  # what enqueueing one sample costs the host
     samples_us: list[float] = field(default_factory=list)
 
     @property
@@ -67,6 +69,10 @@ class GpuTimer:
         run.launch()
         run.after()
         torch.cuda.synchronize()
+        for _ in range(2):  # the first of the two makes events and the like for the first time
+            begin = time.perf_counter()
+            self._enqueue(run)
+            run.host_us = (time.perf_counter() - begin) * 1e6
         self._sample([run], FIRST_SAMPLES)
 
     def decide(self, runs: Sequence[Run]) -> None:
@@ -80,22 +86,27 @@ class GpuTimer:
             self._sample(alive, min(wanted - min(len(run.samples_us) for run in alive), affordable))
 
     def _sample(self, runs: Sequence[Run], rounds: int) -> None:
+        """``rounds`` samples of each run, interleaved; the host is never waited for between the events of one."""
+        queue = [run for _ in range(rounds) for run in runs]
         events: list[tuple[Run, Any, Any]] = []
-        _sleep(int(CYCLES_PER_MS * min(10.0, rounds * len(runs) * HOST_US / 1e3)))
-        for _ in range(rounds):
-            for run in runs:
-                begin, end = _event(), _event()
-                run.before()
-                if self._flush is not None:
-                    self._flush.zero_()
-                begin.record()
-                run.launch()
-                end.record()
-                run.after()
-                events.append((run, begin, end))
+        for start in range(0, len(queue), MOST_QUEUED):
+            chunk = queue[start : start + MOST_QUEUED]
+            _sleep(int(CYCLES_PER_MS * HOST_MARGIN * sum(run.host_us for run in chunk) / 1e3))
+            events += [(run, *self._enqueue(run)) for run in chunk]
         torch.cuda.synchronize()
         for run, begin, end in events:
             run.samples_us.append(begin.elapsed_time(end) * 1e3 / run.launches)
+
+    def _enqueue(self, run: Run) -> tuple[Any, Any]:
+        begin, end = _event(), _event()
+        run.before()
+        if self._flush is not None:
+            self._flush.zero_()
+        begin.record()
+        run.launch()
+        end.record()
+        run.after()
+        return begin, end
 
 
 def _sleep(cycles: int) -> None:

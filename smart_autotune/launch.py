@@ -8,6 +8,10 @@ from typing import Any
 
 import triton
 
+# CPython (seen on 3.11) keeps one recursion counter for all threads that turn source into a syntax tree, and raises
+# SystemError when they meet there. Not the config's fault: parsed again.
+PARSE_RETRIES = 20
+
 
 @dataclass(frozen=True)
 class Call:
@@ -48,6 +52,12 @@ class Call:
         """Compiles ``config`` for this call's own specialisation: no launch, no module load, no hook of the config."""
         call = self.replaced(_described(self, config)) if _shapes_descriptors(self, config) else self
         launch = {"grid": None, **call.launch_kwargs, "warmup": True}
+        for _ in range(PARSE_RETRIES):
+            try:
+                return call.fn.run(*call.args, **call.kwargs, **launch, **config.all_kwargs())
+            except SystemError as error:
+                if "AST constructor recursion depth" not in str(error):
+                    raise
         return call.fn.run(*call.args, **call.kwargs, **launch, **config.all_kwargs())
 
     def run_config_hook(self, config: triton.Config, arguments: dict[str, Any]) -> None:

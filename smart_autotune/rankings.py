@@ -46,6 +46,7 @@ class Rankings:
         self._tuned: dict[TuningKey, Ranking] = {}
         self._cold: dict[TuningKey, Ranking] = {}
         self._looked_up: set[TuningKey] = set()  # on disk
+        self._waited: set[TuningKey] = set()  # for another process or rank, in vain
         self._partly: dict[TuningKey, list[Verdict]] = {}  # what an unfinished or outgrown entry still settles
 
     def __len__(self) -> int:
@@ -106,13 +107,15 @@ class Rankings:
         """An entry as this process's ranking; None where it is unfinished or lacks one of today's configs."""
         known = [verdict.config for verdict in stored.verdicts]
         covers = all(any(config is other or config == other for other in known) for config in configs)
-        won = any(verdict.outcome is Outcome.WON for verdict in stored.verdicts)
-        if not (stored.complete and covers and won):
-            self._partly[key] = [v for v in stored.verdicts if stored.complete or not v.fits]
+        verdicts = [v for v in stored.verdicts if v.outcome is not Outcome.PRUNED_BY_USER]  # today's prune decides
+        best = next((v for v in verdicts if v.outcome in (Outcome.WON, Outcome.SLOWER)), None)
+        if not (stored.complete and covers and best):
+            lasting = [v for v in verdicts if v.outcome is not Outcome.OUT_OF_DEVICE_MEMORY]  # that day's memory
+            self._partly[key] = [v for v in lasting if stored.complete or not v.fits]
             return None
+        won = [replace(v, outcome=Outcome.WON) if v is best else v for v in verdicts]
         batch = f"{key.batch[0]} -> bucket {key.bucket}" if key.batch else "no batch"
-        record = TuningRecord(self._view.kernel_name, key, (*stored.verdicts, *pruned), origin, batch=batch)
-        return self._remember(record)
+        return self._remember(TuningRecord(self._view.kernel_name, key, (*won, *pruned), origin, batch=batch))
 
     def _remember(self, record: TuningRecord) -> Ranking:
         configs = order_of(record)
@@ -131,7 +134,8 @@ class Rankings:
         A hook's own call never waits.
         """
         nested = getattr(_here, "tuning", 0) > 0
-        wait_secs = 0.0 if nested else settings.current().wait_secs
+        waited_in_vain = key in self._waited  # once: not at every later call
+        wait_secs = 0.0 if nested or waited_in_vain else settings.current().wait_secs
         with self._flight.claim(key, wait_secs) as mine:
             known = self.known(key)
             if known is not None:
@@ -150,6 +154,7 @@ class Rankings:
         path = kept_here.path(key) if kept_here is not None and settings.current().share != "off" else None
         with one_process(path, wait_secs) as alone:
             if not alone:
+                self._waited.add(key)
                 raise NotNow("another process is still tuning it")
             kept = self._kept(call, key, device, again=True)
             if kept is not None:
@@ -165,6 +170,7 @@ class Rankings:
         with ranks.through_ranks(text, wait_secs) as claim:
             entry = claim.result
             if entry is None and not claim.mine:
+                self._waited.add(key)
                 raise NotNow("another rank is still tuning it")
             if entry is None:
                 ranking = self._tune(call, key, device)

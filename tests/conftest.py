@@ -14,7 +14,7 @@ for _name in [name for name in os.environ if name.startswith(("SMART_AUTOTUNE", 
 os.environ["SMART_AUTOTUNE_STRICT"] = "1"  # our own faults surface, in child processes too
 
 import smart_autotune
-from smart_autotune import settings
+from smart_autotune import once, settings
 from support.installed import Environment, build_wheel, copied_sources
 from support.stub_driver import StubDriver, active
 
@@ -42,6 +42,7 @@ def strict_and_thawed() -> Iterator[None]:
     with settings.override(strict=True, cache=False):  # no test meets what another one kept, unless it asks
         yield
     smart_autotune.thaw()
+    once.forget()
 
 
 @pytest.fixture
