@@ -55,9 +55,12 @@ def _text(value: Any) -> str:
     return text
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
 def canonical(value: Any) -> str:
     """JSON text that is equal where, and only where, the values and their types are."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def key_parts(key: TuningKey) -> dict[str, Any]:

@@ -91,6 +91,7 @@ class Plans:
         self._world: tuple[Any, ...] = ()  # what the generated functions take for granted
         self._era = object()
         self._possible = False
+        self._met = False
         self._broken = False
         self.launch: Callable[..., Any] = _never
 
@@ -119,6 +120,9 @@ class Plans:
         """
         try:
             era, now = era or self.era(), self.era()
+            if not self._met:  # writing a function takes a millisecond: not in a kernel's very first call
+                self._met = True
+                return
             if self._possible and era is now and config.pre_hook is None and _is_plain(kernel):
                 self._learn(args, kwargs, config, kernel, era)
         except Exception as error:

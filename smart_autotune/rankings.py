@@ -20,7 +20,7 @@ from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.serving import Ranking
 from smart_autotune.tuning import NotNow, Tuning, order_of, settled_by
-from smart_autotune.verdict import Outcome, TuningRecord, Verdict
+from smart_autotune.verdict import Outcome, TuningRecord, Verdict, without
 
 log = logging.getLogger("smart_autotune")
 
@@ -105,8 +105,7 @@ class Rankings:
         self, key: TuningKey, stored: Stored, configs: Sequence[triton.Config], pruned: Sequence[Verdict], origin: str
     ) -> Ranking | None:
         """An entry as this process's ranking; None where it is unfinished or lacks one of today's configs."""
-        known = [verdict.config for verdict in stored.verdicts]
-        covers = all(any(config is other or config == other for other in known) for config in configs)
+        covers = not without(configs, [verdict.config for verdict in stored.verdicts])
         verdicts = [v for v in stored.verdicts if v.outcome is not Outcome.PRUNED_BY_USER]  # today's prune decides
         best = next((v for v in verdicts if v.outcome in (Outcome.WON, Outcome.SLOWER)), None)
         if not (stored.complete and covers and best):

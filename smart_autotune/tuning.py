@@ -19,7 +19,7 @@ from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.prefilter import Candidate
 from smart_autotune.stock_cache import through_stock_cache
-from smart_autotune.verdict import OVER_LIMIT, Outcome, TuningRecord, Verdict, describe
+from smart_autotune.verdict import OVER_LIMIT, Outcome, TuningRecord, Verdict, describe, distinct, without
 from smart_autotune.view import AutotunerView
 
 log = logging.getLogger("smart_autotune")
@@ -97,11 +97,8 @@ class Tuning:
         """The configs the author's prune keeps, each once, and verdicts of those it dropped."""
         with not_ours():
             kept = self.view.prune(call)
-        unique: list[triton.Config] = []
-        for config in kept:
-            if config not in unique:
-                unique.append(config)
-        dropped = [config for config in self.view.configs if config not in unique]
+        unique = distinct(kept)
+        dropped = without(self.view.configs, unique)
         return unique, [Verdict(config, Outcome.PRUNED_BY_USER) for config in dropped]
 
     def _timed(self, timing: bench.Bench, key: TuningKey, candidates: Sequence[Candidate]) -> list[Candidate]:

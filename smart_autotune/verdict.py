@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -90,6 +91,22 @@ class TuningRecord:
     def dropped(self) -> Counter[str]:
         """How many configs were dropped, by outcome."""
         return Counter(str(v.outcome) for v in self.verdicts if not v.fits)
+
+
+def distinct(configs: Iterable[triton.Config]) -> list[triton.Config]:
+    """Each config once, in order; equal ones are one."""
+    configs = list(configs)
+    try:
+        return list(dict.fromkeys(configs))
+    except TypeError:  # a config value that cannot be hashed
+        return [config for index, config in enumerate(configs) if config not in configs[:index]]
+
+
+def without(configs: Iterable[triton.Config], others: Sequence[triton.Config]) -> list[triton.Config]:
+    """The configs that are not among ``others``."""
+    same = {id(config) for config in others}
+    rest = [config for config in configs if id(config) not in same]
+    return [config for config in rest if config not in others]
 
 
 def describe(config: triton.Config) -> str:
