@@ -44,6 +44,9 @@ class StubUtils:
             "warpSize": 32,
         }
 
+    def unload_module(self, module: str) -> None:
+        """Triton from 3.8.0 on gives modules back."""
+
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, ...]:
         assert isinstance(binary, bytes) and binary[:4] == b"\x7fELF"
         self._driver.loaded.append((name, shared))
