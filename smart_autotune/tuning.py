@@ -18,6 +18,7 @@ from smart_autotune.key import TuningKey
 from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.prefilter import Candidate
+from smart_autotune.progress import watching
 from smart_autotune.stock_cache import through_stock_cache
 from smart_autotune.verdict import OVER_LIMIT, Outcome, TuningRecord, Verdict, describe, distinct, without
 from smart_autotune.view import AutotunerView
@@ -163,44 +164,27 @@ class Sweep:
         candidates = {index: Candidate(configs[index], verdict) for index, verdict in known.items()}
         rest = [index for index in range(len(configs)) if index not in candidates]
         alone = len(configs) == 1 or self.tuning.view.autotuner.cache_results
-        watch = Watch(self.tuning.view.kernel_name, len(rest))
-        for position, ready in prefilter.compiling(
-            self.call, [configs[i] for i in rest], self.device, current_device_setter(), self.timed_as, self.deadline
-        ):
-            candidate = prefilter.load_candidate(ready) if ready.fits else ready
-            if candidate.fits and not alone:
-                candidate = self.timing.screen(candidate)
-            candidates[rest[position]] = candidate
-            if watch.is_due(candidate):
-                so_far = tuple(candidates[index].verdict for index in sorted(candidates))
-                self.checkpoint(TuningRecord(self.tuning.view.kernel_name, self.key, so_far, "unfinished"))
+        with watching(self.tuning.view.kernel_name, len(rest)) as watch:
+            for position, ready in prefilter.compiling(
+                self.call,
+                [configs[i] for i in rest],
+                self.device,
+                current_device_setter(),
+                self.timed_as,
+                self.deadline,
+            ):
+                candidate = prefilter.load_candidate(ready) if ready.fits else ready
+                if candidate.fits and not alone:
+                    candidate = self.timing.screen(candidate)
+                candidates[rest[position]] = candidate
+                if watch.is_due(describe(candidate.config)):
+                    so_far = tuple(candidates[index].verdict for index in sorted(candidates))
+                    self.checkpoint(TuningRecord(self.tuning.view.kernel_name, self.key, so_far, "unfinished"))
         late = "not compiled within SMART_AUTOTUNE_BUDGET_SECS"
         return [
             candidates.get(index) or Candidate(config, Verdict(config, Outcome.COMPILE_TIMEOUT, detail=late))
             for index, config in enumerate(configs)
         ]
-
-
-class Watch:
-    """A log line every few seconds of a long sweep."""
-
-    EVERY_SECS = 5.0
-
-    def __init__(self, kernel: str, total: int) -> None:
-        self._kernel = kernel
-        self._total = total
-        self._count = 0
-        self._next = time.monotonic() + self.EVERY_SECS
-
-    def is_due(self, candidate: Candidate) -> bool:
-        """Counts one more; True when it was time for a line."""
-        self._count += 1
-        if time.monotonic() < self._next:
-            return False
-        self._next = time.monotonic() + self.EVERY_SECS
-        last = describe(candidate.config)
-        log.info("%s: %d of %d configs compiled, last [%s]", self._kernel, self._count, self._total, last)
-        return True
 
 
 def order_of(record: TuningRecord) -> tuple[triton.Config, ...]:

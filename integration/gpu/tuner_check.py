@@ -294,6 +294,31 @@ def _double(x, n, BLOCK: tl.constexpr):
     tl.store(x + offsets, tl.load(x + offsets, mask=offsets < n) * 2, mask=offsets < n)
 
 
+def proton_sees_direct_launches() -> dict[str, Any]:
+    """Triton's profiler hooks launches; a launch plan must give way to it."""
+    import json
+    import pathlib
+    import tempfile
+
+    import triton.profiler as proton
+
+    kernel = new_matmul()
+    tensors = operands(64)
+    for _ in range(4):
+        multiply(kernel, *tensors)
+    with tempfile.TemporaryDirectory() as folder:
+        proton.start(f"{folder}/profile", hook="triton")
+        for _ in range(5):
+            multiply(kernel, *tensors)
+        torch.cuda.synchronize()
+        proton.finalize()
+        text = "".join(path.read_text() for path in pathlib.Path(folder).iterdir())
+    json.loads(text)
+    check("_matmul" in text, "the profile does not name the kernel")
+    check(error_of(*tensors) < 5e-3, "wrong result")
+    return {"profile bytes": len(text)}
+
+
 def against_stock() -> dict[str, Any]:
     """First tuning and launch cost beside stock's, in one run (for information; launch cost is a later issue)."""
     found: dict[str, Any] = {}
@@ -330,6 +355,7 @@ CHECKS: list[Callable[[], dict[str, Any]]] = [
     torch_compile_takes_the_kernel,
     descriptors_take_each_configs_block_shape,
     in_place_kernels_are_restored,
+    proton_sees_direct_launches,
     against_stock,
 ]
 
