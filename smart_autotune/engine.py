@@ -201,12 +201,16 @@ class Engine:
         return config, self._start(call, config)
 
     def _fail_open(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        accepted_by_stock = self._lenient and isinstance(error, (BadType, BadValue))
-        if not (accepted_by_stock or is_ours(error)) or settings.current().strict:
+        if self._lenient and isinstance(error, (BadType, BadValue)):
+            if one_line(error) not in self._said:
+                self._said.add(one_line(error))
+                log.warning("%s: left to stock Triton: %s", self.name, one_line(error))
+            return self.view.stock_run(*args, **kwargs)
+        if not is_ours(error) or settings.current().strict:
             raise error
         if one_line(error) not in self._said:
             self._said.add(one_line(error))
-            log.error("%s: stock Triton takes over: %s", self.name, one_line(error), exc_info=error)
+            log.error("%s: internal error, stock Triton takes over: %s", self.name, one_line(error), exc_info=error)
         return self.view.stock_run(*args, **kwargs)
 
 

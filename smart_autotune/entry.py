@@ -112,10 +112,8 @@ def _check_parts(entry: dict[str, Any], key: TuningKey) -> None:
     except CannotBeWritten as error:
         raise BadEntry(f"today's key cannot be written down: {error}") from None
     found = {name: entry.get(name) for name in wanted}
-    canonical_or_bad(found)
-    differing = differences(found, wanted)
-    if differing:
-        raise BadEntry("; ".join(differing[:5]))
+    if canonical_or_bad(found) != canonical(wanted):
+        raise BadEntry("; ".join(differences(found, wanted)[:5]) or "other key parts")
 
 
 def canonical_or_bad(value: Any) -> str:

@@ -30,7 +30,7 @@ class CannotBeWritten(ValueError):
 
 def plain(value: Any) -> Any:
     """A value as JSON that keeps values and types apart: 1, True, "1" and 1.0 are four. CannotBeWritten if none is."""
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if isinstance(value, numbers.Integral):
         return int(value)

@@ -8,6 +8,7 @@ import inspect
 import logging
 import pickle
 import threading
+import time
 import types
 
 import numpy
@@ -436,9 +437,13 @@ def test_a_tuner_whose_first_runs_come_at_once_gets_one_engine_whose_cache_is_st
     import smart_autotune.engine
 
     made, real = [], smart_autotune.engine.stock_engine
-    monkeypatch.setattr(
-        smart_autotune.engine, "stock_engine", lambda *args: made.append(real(*args)) or made[-1]
-    )  # fmt: skip
+
+    def slowly(*args):
+        time.sleep(0.05)  # so that all the others are in here too, if they may
+        made.append(real(*args))
+        return made[-1]
+
+    monkeypatch.setattr(smart_autotune.engine, "stock_engine", slowly)
     package.enable()
     kernel, start = stock(), threading.Barrier(8)
 
