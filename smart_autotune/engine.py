@@ -204,13 +204,13 @@ class Engine:
         if self._lenient and isinstance(error, (BadType, BadValue)):
             if one_line(error) not in self._said:
                 self._said.add(one_line(error))
-                log.warning("%s: left to stock Triton: %s", self.name, one_line(error))
+                log.warning("%s: stock Triton takes over: %s", self.name, one_line(error))
             return self.view.stock_run(*args, **kwargs)
         if not is_ours(error) or settings.current().strict:
             raise error
         if one_line(error) not in self._said:
             self._said.add(one_line(error))
-            log.error("%s: internal error, stock Triton takes over: %s", self.name, one_line(error), exc_info=error)
+            log.error("%s: stock Triton takes over: %s", self.name, one_line(error), exc_info=error)
         return self.view.stock_run(*args, **kwargs)
 
 
