@@ -138,6 +138,16 @@ def test_an_exception_releases_the_key_and_reaches_the_caller(flight: SingleFlig
 
 
 def test_an_interrupted_wait_leaves_no_lock_behind(flight: SingleFlight) -> None:
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored in what a shell starts in the background
+    try:
+        _interrupt_a_wait(flight)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupt_a_wait(flight: SingleFlight) -> None:
     with held_elsewhere(flight):
 
         def interrupt_once_it_waits() -> None:
