@@ -1,6 +1,7 @@
 """The patch on a GPU: stock-decorated kernels of two modules, one imported before enabling and one after.
 
-    python integration/gpu/patch_check.py [--json PATH]
+    python integration/gpu/patch_check.py [--json PATH]                       enabled in the middle of the process
+    smart-autotune run -- python integration/gpu/patch_check.py [--json PATH]  by SMART_AUTOTUNE=1, from the start
 
 Needs the package installed (or ``patches`` on the path as ``smart_autotune.patches``). Exits 1 if a check failed.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import pathlib
 import sys
 import tempfile
@@ -79,7 +81,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json")
     options = parser.parse_args()
-    stock_run = triton.runtime.autotuner.Autotuner.run
+    by_variable = os.environ.get("SMART_AUTOTUNE") == "1"
+    check(smart_autotune.status().enabled is by_variable, "the variable decides whether it is on from the start")
     signature = str(__import__("inspect").signature(triton.autotune))
     rows: list[tuple[str, str]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -96,8 +99,9 @@ def main() -> int:
         tuned = [r for r in smart_autotune.records() if r.kernel == "softmax"]
         check(len(tuned) == 2, f"{len(tuned)} records")
         status = smart_autotune.status()
-        check((status.tuners_before, status.tuners_after) >= (2, 2), str(status))
-        rows += [("tuned", f"{len(tuned)} kernels, one imported before enabling and one after")]
+        expected = (0, 4) if by_variable else (2, 2)
+        check((status.tuners_before, status.tuners_after) == expected, str(status))
+        rows += [("tuned", f"{len(tuned)} kernels of two modules, one imported before enable() and one after")]
 
         graph = torch.cuda.CUDAGraph()  # cold inside the capture: served, not tuned
         y = torch.full_like(x, float("nan"))
@@ -113,13 +117,15 @@ def main() -> int:
         ours = call(before.softmax, x)
         winner = before.softmax.best_config
         smart_autotune.disable()
-        check(triton.runtime.autotuner.Autotuner.run is stock_run, "not the very method that was there")
+        back = triton.runtime.autotuner.Autotuner.run
+        check(back.__code__.co_filename == triton.runtime.autotuner.__file__, "stock's method is not back")
         stock = triton.autotune([winner], key=["columns"])(before.softmax.fn)
         check(torch.equal(call(stock, x), ours), "not bit-equal to stock with the same winner")
         check(torch.allclose(call(before.softmax, x), torch.softmax(x, 1), atol=1e-6), "stock after disable is wrong")
         check(not smart_autotune.status().enabled, "still on")
-        rows.append(("disabled", "the very method is back; bit-equal to stock with the same winner"))
-    write_json(options.json, {"checks": dict(rows), "status while on": str(status)})
+        rows.append(("disabled", "stock's method is back; bit-equal to stock with the same winner"))
+    turned_on = "SMART_AUTOTUNE=1" if by_variable else "enable()"
+    write_json(options.json, {"turned on by": turned_on, "checks": dict(rows), "status while on": str(status)})
     print(status)
     print_table("patch on a GPU", rows)
     return 0
