@@ -66,7 +66,7 @@ class AuthorsBench:
 
     def finish(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         with _one_at_a_time:
-            return [self._timed(c) if _is_open(c) else c for c in candidates]
+            return [self._timed(c) if is_open(c) else c for c in candidates]
 
     def _timed(self, candidate: Candidate) -> Candidate:
         if time.monotonic() >= self._deadline:
@@ -125,7 +125,7 @@ class GpuBench:
 
     def finish(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         known = [config for config, _ in self._runs]
-        screened = [self.screen(c) if _is_open(c) and not any(c.config is k for k in known) else c for c in candidates]
+        screened = [self.screen(c) if is_open(c) and not any(c.config is k for k in known) else c for c in candidates]
         with _one_at_a_time, not_ours():
             self._timer.decide([run for _, run in self._runs])
         return [self._with_time(candidate) for candidate in screened]
@@ -183,7 +183,7 @@ def _launcher(
     return found
 
 
-def _is_open(candidate: Candidate) -> bool:
+def is_open(candidate: Candidate) -> bool:
     """Fits, and is neither timed nor settled."""
     return candidate.fits and candidate.verdict.median_us is None and not candidate.verdict.detail
 

@@ -84,7 +84,7 @@ class Rankings:
     def _is_one_bucket_too_many(self, key: TuningKey) -> bool:
         if key.batch is None:
             return False
-        buckets = {known.batch for known in list(self._tuned) if known.rest == key.rest}
+        buckets = {other.batch for other in list(self._tuned) if other.rest == key.rest and self.known(other)}
         return len(buckets) >= settings.current().max_buckets
 
     # ---- kept on disk --------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Rankings:
         if key.batch is None:
             return []
         rest = key.rest
-        tuned = {k.bucket or 0: r.record for k, r in list(self._tuned.items()) if r.record and k.rest == rest}
+        tuned = {k.bucket or 0: r.record for k, r in list(self._tuned.items()) if k.rest == rest and self.known(k)}
         smaller = max((bucket for bucket in tuned if bucket < key.batch[1]), default=None)
         larger = min((bucket for bucket in tuned if bucket > key.batch[1]), default=None)
         return [record for bucket in (smaller, larger) if bucket is not None and (record := tuned[bucket])]

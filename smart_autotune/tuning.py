@@ -103,7 +103,7 @@ class Tuning:
         return unique, [Verdict(config, Outcome.PRUNED_BY_USER) for config in dropped]
 
     def _timed(self, timing: bench.Bench, key: TuningKey, candidates: Sequence[Candidate]) -> list[Candidate]:
-        open_ones = [c for c in candidates if c.fits and c.verdict.median_us is None and not c.verdict.detail]
+        open_ones = [c for c in candidates if bench.is_open(c)]
         if len(open_ones) == 1 and sum(c.fits for c in candidates) == 1:  # nothing to compare it with
             only = replace(open_ones[0].verdict, outcome=Outcome.WON, detail="the only one that fits: not timed")
             return [replace(c, verdict=only) if c is open_ones[0] else c for c in candidates]
@@ -149,8 +149,8 @@ class Sweep:
             index: verdict for index, config in enumerate(configs) for verdict in settled if verdict.config == config
         }
         candidates = self._compile(configs, known)
-        if known and not any(candidate.fits for candidate in candidates):
-            candidates = self._compile(configs, {})
+        if known and not any(candidate.fits and can_win(candidate) for candidate in candidates):
+            candidates = self._compile(configs, {})  # what was settled elsewhere leaves nothing to choose here
         if any(candidate.fits for candidate in candidates):
             return candidates, "tuned"
         over = [c.config for c in candidates if over_limit(c)]
@@ -245,6 +245,10 @@ def _is_degenerate_length(name: str, value: Any) -> bool:
     if value.dim() != 1 or not 0 < value.numel() <= 1 << 16 or value.is_meta:
         return False
     return bool((value == value[0]).all()) and int(value[0]) in (0, 1)
+
+
+def can_win(candidate: Candidate) -> bool:
+    return candidate.verdict.median_us is not None or bench.is_open(candidate)
 
 
 def over_limit(candidate: Candidate) -> bool:

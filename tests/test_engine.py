@@ -300,6 +300,23 @@ def test_batches_1_to_512_in_any_order_tune_once_a_power_of_two(sm_120):
     assert kernel.cold_keys() == []
 
 
+def test_where_the_prune_leaves_only_what_a_neighbouring_bucket_ruled_out_it_is_timed_after_all(sm_120):
+    def one_for_each(configs, named, **kwargs):
+        return configs if named["x"].shape[0] == 4 else configs[1:]
+
+    fake = FakeKernel(batched)
+    times = {1: 1.0, 8: 50.0, 16: 40.0}
+    kernel = smart_autotune(
+        configs=[triton.Config({"BLOCK": size}) for size in times],
+        key=["n"],
+        prune_configs_by={"early_config_prune": one_for_each},
+        do_bench=fake.bench(lambda values: times[values["BLOCK"]]),
+    )(fake)
+    kernel[(1,)](torch.zeros(4, 1), 63)
+    kernel[(1,)](torch.zeros(8, 1), 63)
+    assert kernel.cold_keys() == [] and kernel.best_config.kwargs == {"BLOCK": 16}
+
+
 def test_beyond_the_allowed_number_of_buckets_the_nearest_serves(sm_120, caplog):
     caplog.set_level(logging.INFO, logger="smart_autotune")
     fake = FakeKernel(batched)

@@ -95,6 +95,17 @@ def test_clearing_stocks_cache_means_tuning_again_and_not_the_old_entry(sm_120, 
     assert len(kernel.do_bench.timed) == 6
 
 
+def test_clearing_stocks_cache_frees_the_buckets(sm_120):
+    kernel = tuned()
+    with settings.override(max_buckets=2):
+        for batch in (1, 16):
+            launch(kernel, batch=batch)
+        kernel.cache.clear()
+        for batch in (16, 1):
+            launch(kernel, batch=batch)
+    assert len(kernel.cache) == 2
+
+
 def test_a_broken_entry_is_tuned_over_with_one_warning(sm_120, folder, caplog):
     launch(tuned())
     (entry,) = entries(folder)
