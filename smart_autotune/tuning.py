@@ -26,6 +26,7 @@ from smart_autotune.view import AutotunerView
 log = logging.getLogger("smart_autotune")
 
 
+LATE = "not compiled within SMART_AUTOTUNE_BUDGET_SECS"
 MARGIN = 1.1  # for noise, where growth with the batch bounds what a config can do
 CLEARLY_SLOWER = 1.5  # times the winner, in two neighbouring buckets: not worth a look in between
 
@@ -180,9 +181,8 @@ class Sweep:
                 if watch.is_due(describe(candidate.config)):
                     so_far = tuple(candidates[index].verdict for index in sorted(candidates))
                     self.checkpoint(TuningRecord(self.tuning.view.kernel_name, self.key, so_far, "unfinished"))
-        late = "not compiled within SMART_AUTOTUNE_BUDGET_SECS"
         return [
-            candidates.get(index) or Candidate(config, Verdict(config, Outcome.COMPILE_TIMEOUT, detail=late))
+            candidates.get(index) or Candidate(config, Verdict(config, Outcome.COMPILE_TIMEOUT, detail=LATE))
             for index, config in enumerate(configs)
         ]
 
@@ -205,7 +205,11 @@ def settled_by(bucket: int | None, neighbours: Sequence[TuningRecord]) -> list[V
     for record in neighbours:
         here = f"in bucket {record.key.bucket}"
         failed = (Outcome.COMPILE_FAILED, Outcome.ASSEMBLER_FAILED, Outcome.COMPILE_TIMEOUT)
-        settled += [replace(v, detail=f"{v.detail} ({here})") for v in record.verdicts if v.outcome in failed]
+        settled += [
+            replace(v, detail=f"{v.detail} ({here})")
+            for v in record.verdicts
+            if v.outcome in failed and v.detail != LATE
+        ]
         slower.append(_slower_by(CLEARLY_SLOWER, record))
         ratio = max(bucket or 1, record.key.bucket or 1) / max(1, min(bucket or 1, record.key.bucket or 1))
         cannot = _slower_by(ratio * MARGIN, record)
