@@ -5,8 +5,13 @@ Names are loaded at first use: importing the package imports neither Triton nor 
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# Installed, `patches` lies in this folder; in a checkout it lies beside it.
+if not os.path.isdir(os.path.join(__path__[0], "patches")):
+    __path__.append(os.path.dirname(__path__[0]))
 
 if TYPE_CHECKING:
     from smart_autotune.autotuner import SmartAutotuner, smart_autotune

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,16 @@ def test_nothing_is_printed(child: subprocess.CompletedProcess[str], seen: dict[
 
 def test_the_logger_is_left_to_the_application(seen: dict[str, Any]) -> None:
     assert seen["log"] == {"level": 0, "propagate": True, "disabled": False}
+
+
+def test_a_checkout_on_the_path_has_the_patches_too(tmp_path):
+    """Nothing installed: a python that does not take an install, a copy on another machine."""
+    root = Path(__file__).resolve().parents[1]
+    for name in ("smart_autotune", "patches"):
+        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    code = "import smart_autotune.patches.gate as gate; print(gate.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, text=True,
+        capture_output=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(tmp_path / "patches" / "gate.py")
