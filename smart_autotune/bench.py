@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import triton
 
 from smart_autotune import settings
-from smart_autotune.errors import BadType, BadValue, bare, is_sticky, not_ours, one_line
+from smart_autotune.errors import BadType, BadValue, is_sticky, not_ours, one_line
 from smart_autotune.launch import Call
-from smart_autotune.prefilter import Candidate, classify_failure
+from smart_autotune.prefilter import Candidate, failed_after_compiling
 from smart_autotune.verdict import Outcome, describe
 from smart_autotune.view import AutotunerView
 
@@ -195,8 +195,7 @@ def _failed(view: AutotunerView, candidate: Candidate, error: Exception) -> Cand
         raise error
     if isinstance(error, BadType):
         raise error
-    verdict = classify_failure(candidate.config, bare(error), Outcome.LAUNCH_FAILED)
-    return replace(candidate, verdict=replace(verdict, compile_secs=candidate.verdict.compile_secs), error=error)
+    return failed_after_compiling(candidate, error)
 
 
 def _out_of_budget(candidate: Candidate) -> Candidate:

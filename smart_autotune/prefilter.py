@@ -141,8 +141,7 @@ def load_candidate(candidate: Candidate) -> Candidate:
         load(candidate.kernel)
     except Exception as error:
         raise_if_sticky(error)
-        failed = classify_failure(candidate.config, bare(error), Outcome.LAUNCH_FAILED)
-        return replace(candidate, verdict=replace(failed, compile_secs=candidate.verdict.compile_secs), error=error)
+        return failed_after_compiling(candidate, error)
     spills = getattr(candidate.kernel, "n_spills", None)
     verdict = replace(
         candidate.verdict,
@@ -150,6 +149,12 @@ def load_candidate(candidate: Candidate) -> Candidate:
         spill_bytes=None if spills is None else 4 * spills,  # Triton counts 4-byte words of local memory
     )
     return replace(candidate, verdict=verdict)
+
+
+def failed_after_compiling(candidate: Candidate, error: BaseException) -> Candidate:
+    """The candidate with its failure to load or run as its verdict; what its compile took stays."""
+    verdict = classify_failure(candidate.config, bare(error), Outcome.LAUNCH_FAILED)
+    return replace(candidate, verdict=replace(verdict, compile_secs=candidate.verdict.compile_secs), error=error)
 
 
 def rescue(

@@ -132,17 +132,11 @@ def first_fitting(
     return None, refused
 
 
-def _arguments_of(calls: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    for index, call in enumerate(calls):
-        if not isinstance(call, Mapping):
-            raise BadType(f"pretune: call {index} is {type(call).__name__}; allowed: a dict of arguments by name")
-        yield call
-
-
 def pretune(kernel: Any, calls: Iterable[Mapping[str, Any]]) -> int:
     """Tunes ``kernel`` for each of ``calls`` (argument dicts, ``grid`` included) before traffic; returns how many."""
     count = 0
-    for call in _arguments_of(calls):
+    for count, call in enumerate(calls, 1):
+        if not isinstance(call, Mapping):
+            raise BadType(f"pretune: call {count - 1} is {type(call).__name__}; allowed: a dict of arguments by name")
         kernel.config_for(**call)
-        count += 1
     return count
