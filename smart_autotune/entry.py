@@ -12,14 +12,14 @@ from typing import Any
 import triton
 
 from smart_autotune import settings
-from smart_autotune.identity import FORMAT, CannotBeWritten, canonical, differences, environment, key_parts, plain
+from smart_autotune.identity import FORMAT, CannotBeWritten, canonical, differences, identity_parts, plain
 from smart_autotune.key import TuningKey
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.verdict import FITS, OVER_LIMIT, Outcome, TuningRecord, Verdict
 
 _COUNTS = ("need", "limit", "registers", "spill_bytes")
 _TIMES = ("median_us", "compile_secs")
-_UNITS = ("bytes", "columns", "threads")
+_UNITS = {"bytes": "shared_bytes", "columns": "tensor_columns", "threads": "threads"}  # and the limit in it
 _LAUNCH_OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "ir_override")
 
 
@@ -48,9 +48,7 @@ def encode(record: TuningRecord, complete: bool = True) -> dict[str, Any]:
     """
     verdicts = (_encoded(verdict) for verdict in record.verdicts)
     return {
-        "format": FORMAT,
-        "key": key_parts(record.key),
-        "environment": environment(),
+        **identity_parts(record.key),
         "kernel": record.kernel,
         "complete": complete,
         "served_by": record.served_by,
@@ -84,36 +82,41 @@ def encoded_config(config: triton.Config) -> dict[str, Any]:
     return {"kwargs": kwargs, **{name: value for name, value in options.items() if value is not None}}
 
 
-def decode(entry: Any, key: TuningKey, configs: Sequence[triton.Config], limits: DeviceLimits) -> Stored:
-    """An entry on today's ``configs``. Raises BadEntry with the reason when it is not one of ``key``, here, today."""
+def decode(
+    entry: Any, key: TuningKey, configs: Sequence[triton.Config], limits: DeviceLimits, text: str | None = None
+) -> Stored:
+    """An entry on today's ``configs``. Raises BadEntry with the reason when it is not one of ``key``, here, today.
+
+    ``text``: the key's :func:`~smart_autotune.identity.key_text`, where the caller has it already.
+    """
     if not isinstance(entry, dict):
         raise BadEntry(f"a {type(entry).__name__}, not an object")
-    if canonical_or_bad(entry.get("format")) != str(FORMAT):
-        raise BadEntry(f"format {canonical_or_bad(entry.get('format'))[:40]}, not {FORMAT}")
-    _check_parts(entry, key)
+    _check_parts(entry, key, text)
     complete, served_by = _typed(entry, "complete", bool), _typed(entry, "served_by", str)
-    verdicts = _typed(entry, "verdicts", list)
     offered = Offered(configs, rescued=served_by == "rescue" and settings.current().rescue)
-    read = [_verdict(raw, index, limits) for index, raw in enumerate(verdicts)]
-    if sum(verdict["outcome"] is Outcome.WON for _, verdict in read) > 1:
+    read = [_numbered(index, raw, limits) for index, raw in enumerate(_typed(entry, "verdicts", list))]
+    if sum(fields["outcome"] is Outcome.WON for _, fields in read) > 1:
         raise BadEntry("more than one config WON")
     written = Counter(config for config, _ in read)
     found = []
-    for text, fields in read:
-        config = offered.find(text) if written[text] == 1 else None
+    for config_text, fields in read:
+        config = offered.find(config_text) if written[config_text] == 1 else None
         if config is not None:
             found.append(Verdict(config, **fields))
     return Stored(tuple(found), complete, served_by)
 
 
-def _check_parts(entry: dict[str, Any], key: TuningKey) -> None:
+def _check_parts(entry: dict[str, Any], key: TuningKey, text: str | None) -> None:
+    found = {name: entry.get(name) for name in ("format", "key", "environment")}
+    if canonical_or_bad(found["format"]) != str(FORMAT):
+        raise BadEntry(f"format {canonical_or_bad(found['format'])[:40]}, not {FORMAT}")
     try:
-        wanted = {"key": key_parts(key), "environment": environment()}
+        if canonical_or_bad(found) == (text or canonical(identity_parts(key))):
+            return
+        wanted = identity_parts(key)
     except CannotBeWritten as error:
         raise BadEntry(f"today's key cannot be written down: {error}") from None
-    found = {name: entry.get(name) for name in wanted}
-    if canonical_or_bad(found) != canonical(wanted):
-        raise BadEntry("; ".join(differences(found, wanted)[:5]) or "other key parts")
+    raise BadEntry("; ".join(differences(found, wanted)[:5]) or "other key parts")
 
 
 def canonical_or_bad(value: Any) -> str:
@@ -137,7 +140,7 @@ class Offered:
     def _add(self, configs: Iterable[triton.Config], known: Iterable[str] = ()) -> None:
         for config in configs:
             try:
-                text = canonical(encoded_config(config))
+                text = _config_text(encoded_config(config))
             except CannotBeWritten:
                 continue
             if text in known:
@@ -158,60 +161,80 @@ def _with_fewer_stages(config: triton.Config) -> Iterable[triton.Config]:
         yield twin
 
 
-def _verdict(raw: Any, index: int, limits: DeviceLimits) -> tuple[str, dict[str, Any]]:
+def _config_text(encoded: dict[str, Any]) -> str:
+    """One text for configs that set the same, in whatever order: ``repr`` keeps 1, True, "1" and 1.0 apart too."""
+    kwargs = encoded.get("kwargs")
+    values = sorted(kwargs.items()) if isinstance(kwargs, dict) else kwargs
+    return repr((values, [(name, encoded[name]) for name in sorted(encoded) if name != "kwargs"]))
+
+
+def _numbered(index: int, raw: Any, limits: DeviceLimits) -> tuple[str, dict[str, Any]]:
+    try:
+        return _verdict(raw, limits)
+    except BadEntry as error:
+        raise BadEntry(f"verdict {index}: {error}") from None
+
+
+def _verdict(raw: Any, limits: DeviceLimits) -> tuple[str, dict[str, Any]]:
     """One stored verdict: its config's text and the other fields. Checked against itself and today's limits."""
-    where = f"verdict {index}"
     if not isinstance(raw, dict) or not isinstance(raw.get("config"), dict):
-        raise BadEntry(f"{where}: no object with a config")
-    text = canonical_or_bad(raw["config"])
+        raise BadEntry("no object with a config")
+    try:
+        text = _config_text(raw["config"])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadEntry(f"no config: {error}") from None
     try:
         fields: dict[str, Any] = {"outcome": Outcome(raw.get("outcome"))}
     except (ValueError, TypeError):
-        raise BadEntry(f"{where}: outcome {ascii(raw.get('outcome'))[:40]} is not known") from None
-    fields["detail"] = _typed(raw, "detail", str, where) if "detail" in raw else ""
-    fields["unit"] = _typed(raw, "unit", str, where) if "unit" in raw else None
-    fields |= {name: _count(raw[name], f"{where}: {name}") for name in _COUNTS if name in raw}
-    fields |= {name: _time(raw[name], f"{where}: {name}") for name in _TIMES if name in raw}
+        raise BadEntry(f"outcome {ascii(raw.get('outcome'))[:40]} is not known") from None
+    fields["detail"] = _typed(raw, "detail", str) if "detail" in raw else ""
+    fields["unit"] = _typed(raw, "unit", str) if "unit" in raw else None
+    for name in _COUNTS:
+        if name in raw:
+            fields[name] = _count(raw[name], name)
+    for name in _TIMES:
+        if name in raw:
+            fields[name] = _time(raw[name], name)
     if "spread_us" in raw:
-        spread = _typed(raw, "spread_us", list, where)
+        spread = _typed(raw, "spread_us", list)
         if len(spread) != 2:
-            raise BadEntry(f"{where}: spread_us of {len(spread)} values")
-        fields["spread_us"] = tuple(_time(value, f"{where}: spread_us") for value in spread)
-    _check_need(fields, where, limits)
+            raise BadEntry(f"spread_us of {len(spread)} values")
+        fields["spread_us"] = (_time(spread[0], "spread_us"), _time(spread[1], "spread_us"))
+    _check_need(fields, limits)
     return text, fields
 
 
-def _check_need(fields: dict[str, Any], where: str, limits: DeviceLimits) -> None:
+def _check_need(fields: dict[str, Any], limits: DeviceLimits) -> None:
     outcome, need, unit = fields["outcome"], fields.get("need"), fields["unit"]
     if unit is not None and unit not in _UNITS:
-        raise BadEntry(f"{where}: unit {ascii(unit)[:40]} is not known")
+        raise BadEntry(f"unit {ascii(unit)[:40]} is not known")
     if outcome in FITS:
         if need is None or unit is None:
-            raise BadEntry(f"{where}: {outcome} without its need")
-        today = dict(zip(_UNITS, (limits.shared_bytes, limits.tensor_columns, limits.threads)))[unit]
+            raise BadEntry(f"{outcome} without its need")
+        today: int = getattr(limits, _UNITS[unit])
         if need > today:
-            raise BadEntry(f"{where}: {outcome} with a need of {need} {unit}, over today's limit of {today}")
+            raise BadEntry(f"{outcome} with a need of {need} {unit}, over today's limit of {today}")
     elif outcome in OVER_LIMIT and (need is None or fields.get("limit") is None or need <= fields["limit"]):
-        raise BadEntry(f"{where}: {outcome} without a need over its limit")
+        raise BadEntry(f"{outcome} without a need over its limit")
 
 
-def _typed(raw: dict[str, Any], name: str, kind: type, where: str = "entry") -> Any:
+def _typed(raw: dict[str, Any], name: str, kind: type) -> Any:
     value = raw.get(name)
     if not isinstance(value, kind):
-        raise BadEntry(f"{where}: {name} is {type(value).__name__}, not {kind.__name__}")
+        raise BadEntry(f"{name} is {type(value).__name__}, not {kind.__name__}")
     return value
 
 
-def _count(value: Any, where: str) -> int:
+def _count(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadEntry(f"{where} is {ascii(value)[:40]}, not a count")
+        raise BadEntry(f"{name} is {ascii(value)[:40]}, not a count")
     return value
 
 
-def _time(value: Any, where: str) -> float:
+def _time(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise BadEntry(f"{where} is {ascii(value)[:40]}, not a time")
+        raise BadEntry(f"{name} is {ascii(value)[:40]}, not a time")
     try:
         return float(value)
     except OverflowError:
-        raise BadEntry(f"{where} is no time: too large") from None
+        raise BadEntry(f"{name} is no time: too large") from None

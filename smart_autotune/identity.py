@@ -11,15 +11,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import triton
+from triton._C.libtriton import get_cache_invalidating_env_vars
 
 from smart_autotune import settings
 from smart_autotune.key import TuningKey
 
 FORMAT = 1  # of the entry files; another number is another file name
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.+-]+")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 _ASSEMBLERS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 
@@ -79,7 +80,6 @@ def key_parts(key: TuningKey) -> dict[str, Any]:
 def environment() -> dict[str, str]:
     """What else a ranking depends on, by name. Initialises neither CUDA nor the Triton driver."""
     import torch
-    from triton._C.libtriton import get_cache_invalidating_env_vars
 
     switches = dict(get_cache_invalidating_env_vars())
     switches.update((name, os.environ[name]) for name in _ASSEMBLERS if name in os.environ)
@@ -104,14 +104,28 @@ def driver_version() -> str:
         if library.cuDriverGetVersion(ctypes.byref(number)) == 0:  # the one call that needs no cuInit
             parts.append(f"{number.value // 1000}.{number.value % 1000 // 10}")
     with suppress(OSError, ValueError):
-        parts.append(f"({Path('/sys/module/nvidia/version').read_text(encoding='ascii').strip()})")
+        parts.append(f"({_first_line('/sys/module/nvidia/version')})")
     return " ".join(parts) or "none"
+
+
+def _first_line(path: str) -> str:
+    """Of a short file. Without ``open(encoding="ascii")``, which imports a codec: a millisecond."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 256).decode("ascii").partition("\n")[0].strip()
+    finally:
+        os.close(descriptor)
+
+
+def identity_parts(key: TuningKey) -> dict[str, Any]:
+    """What an entry must agree in: format, key, environment. CannotBeWritten when the key is not."""
+    return {"format": FORMAT, "key": key_parts(key), "environment": environment()}
 
 
 def key_text(key: TuningKey) -> str | None:
     """Key and environment as one text, the same in every process that may share a ranking; None: not writable."""
     try:
-        return canonical({"format": FORMAT, "key": key_parts(key), "environment": environment()})
+        return canonical(identity_parts(key))
     except CannotBeWritten:
         return None
 
@@ -119,15 +133,18 @@ def key_text(key: TuningKey) -> str | None:
 def file_name(key: TuningKey) -> str | None:
     """``<kernel>-<20 hex>.json``; None: the key cannot be written down."""
     text = key_text(key)
-    if text is None:
-        return None
+    return None if text is None else file_name_of(key, text)
+
+
+def file_name_of(key: TuningKey, text: str) -> str:
+    """The same; ``text`` is the key's :func:`key_text`."""
     kernel = key.kernel.partition("@")[0].rpartition(".")[2]
     return f"{slug(kernel)[:80] or 'kernel'}-{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
 
 
 def slug(text: str) -> str:
     """Only what is a plain part of a file name everywhere."""
-    return re.sub(r"[^A-Za-z0-9_.+-]+", "_", text).lstrip(".")
+    return _NOT_PLAIN.sub("_", text).lstrip(".")
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

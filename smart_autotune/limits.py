@@ -6,6 +6,10 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import Any
 
+import triton
+from triton.backends.nvidia.driver import CudaDriver
+from triton.compiler.compiler import max_shared_mem
+
 from smart_autotune import settings
 
 TENSOR_MEMORY_COLUMNS = 512  # Blackwell data-center parts; Triton 3.6.0 checks the same constant at load
@@ -71,16 +75,29 @@ def of_device(driver: Any, device: int) -> DeviceLimits:
     """Limits of CUDA device ``device``, asked from Triton's active ``driver`` once and kept."""
     asked, found = _of_device.get((id(driver), device), (None, UNKNOWN))
     if asked is not driver:
-        properties = driver.utils.get_device_properties(device)
         target = driver.get_current_target()
+        shared_bytes, multiprocessors = _shared_bytes_and_multiprocessors(driver, device)
         found = DeviceLimits(
             arch=arch_name(target.arch),
-            shared_bytes=properties["max_shared_mem"],
+            shared_bytes=shared_bytes,
             warp_size=target.warp_size,
-            multiprocessors=properties.get("multiprocessor_count", 0),
+            multiprocessors=multiprocessors,
         )
         _of_device[(id(driver), device)] = (driver, found)
     return _lowered(found)
+
+
+def _shared_bytes_and_multiprocessors(driver: Any, device: int) -> tuple[int, int]:
+    """From what Triton's check at load and torch keep anyway, where it is Triton's own CUDA driver.
+
+    Its ``get_device_properties`` reads clock rates too, for which the device itself is asked: slow.
+    """
+    if isinstance(driver, CudaDriver) and driver is triton.runtime.driver.active:
+        import torch
+
+        return max_shared_mem(device), torch.cuda.get_device_properties(device).multi_processor_count
+    properties = driver.utils.get_device_properties(device)
+    return properties["max_shared_mem"], properties.get("multiprocessor_count", 0)
 
 
 def _lowered(limits: DeviceLimits) -> DeviceLimits:

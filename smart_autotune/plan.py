@@ -90,7 +90,7 @@ class Plans:
         self._functions: dict[tuple[Any, ...], Launcher] = {}
         self._world: tuple[Any, ...] = ()  # what the generated functions take for granted
         self._era = object()
-        self._possible = False
+        self._possible: bool | None = None  # not looked at since the world last changed
         self._met = False
         self._broken = False
         self.launch: Callable[..., Any] = _never
@@ -108,7 +108,7 @@ class Plans:
             if len(world) != len(self._world) or any(a is not b for a, b in zip(world, self._world)):
                 self.clear()
                 self._world = world
-                self._possible = not self._broken and self._is_possible()
+                self._possible = None
             return self._era
 
     def learn(
@@ -119,11 +119,11 @@ class Plans:
         ``era``: :meth:`era` from before the config was chosen.
         """
         try:
-            era, now = era or self.era(), self.era()
             if not self._met:  # writing a function takes a millisecond: not in a kernel's very first call
                 self._met = True
                 return
-            if self._possible and era is now and config.pre_hook is None and _is_plain(kernel):
+            era, now = era or self.era(), self.era()
+            if era is now and config.pre_hook is None and _is_plain(kernel) and self._is_possible():
                 self._learn(args, kwargs, config, kernel, era)
         except Exception as error:
             self._broken, self._possible = True, False
@@ -133,6 +133,12 @@ class Plans:
             log.warning("%s: direct launches are off: %s", self._view.kernel_name, one_line(error))
 
     def _is_possible(self) -> bool:
+        with self._lock:
+            if self._possible is None:
+                self._possible = not self._broken and self._is_possible_now()
+            return self._possible
+
+    def _is_possible_now(self) -> bool:
         tuner, jit = self._view.autotuner, self._view.fn
         return (
             triton.__version__ == VERIFIED

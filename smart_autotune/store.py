@@ -19,7 +19,7 @@ import triton
 from smart_autotune import settings
 from smart_autotune.entry import BadEntry, Stored, decode, encode
 from smart_autotune.errors import one_line
-from smart_autotune.identity import environment, file_name, key_text, slug
+from smart_autotune.identity import environment, file_name_of, key_text, slug
 from smart_autotune.key import TuningKey
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.once import warn_once
@@ -30,34 +30,45 @@ __all__ = ["BadEntry", "Store", "Stored", "current", "decode", "encode", "enviro
 log = logging.getLogger("smart_autotune")
 
 _MOST_BYTES = 16 << 20  # of one entry: 1000 configs take about 0.5 MB
+_AT_ONCE = 1 << 16
+_SUBFOLDER = slug(f"triton-{triton.__version__}")
 _STALE_SECS = 3600.0  # a temporary file this old has no writer any more
 
 
 class Store:
     """The entries in one folder. Trouble with the disk is a miss, or a tuning not kept, with one warning."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._name = os.fspath(folder)
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self._name)
 
     def path(self, key: TuningKey) -> Path | None:
         """Where the key's entry is, there or not; None: the key cannot be written down."""
-        name = file_name(key)
-        return None if name is None else self._folder / slug(f"triton-{triton.__version__}") / name
+        text = key_text(key)
+        return None if text is None else Path(self._file(key, text))
+
+    def _file(self, key: TuningKey, text: str) -> str:
+        return os.path.join(self._name, _SUBFOLDER, file_name_of(key, text))
 
     def load(self, key: TuningKey, configs: Sequence[triton.Config], limits: DeviceLimits) -> Stored | None:
         """What is known of ``key``, on today's ``configs``. None: nothing that can be used."""
-        path = self.path(key)
-        if path is None:
+        text = key_text(key)
+        if text is None:
             return None
+        path = self._file(key, text)
         try:
-            return decode(_read(path), key, configs, limits)
+            return decode(_read(path), key, configs, limits, text)
         except FileNotFoundError:
             return None
         except OSError as error:
-            about = path if os.access(path.parent, os.X_OK) else path.parent  # once for a folder that is closed to us
-            warn_once(("unreadable", str(about)), "%s cannot be read, so it is not used: %s", about, one_line(error))
+            folder = os.path.dirname(path)
+            about = path if os.access(folder, os.X_OK) else folder  # once for a folder that is closed to us
+            warn_once(("unreadable", about), "%s cannot be read, so it is not used: %s", about, one_line(error))
         except (BadEntry, ValueError, RecursionError) as error:
-            warn_once(("bad entry", str(path)), "%s is not used: %s", path, one_line(error))
+            warn_once(("bad entry", path), "%s is not used: %s", path, one_line(error))
         return None
 
     def save(self, record: TuningRecord, complete: bool = True) -> None:
@@ -86,7 +97,7 @@ def current() -> Store | None:
     if folder.startswith("~"):
         warn_once("no home", "%s: there is no such home folder, so no tunings are kept or read", folder)
         return None
-    return Store(Path(folder))
+    return Store(folder)
 
 
 def _cache_home() -> str:
@@ -94,11 +105,16 @@ def _cache_home() -> str:
     return named if os.path.isabs(named) else "~/.cache"  # a relative one counts as unset (XDG base directories)
 
 
-def _read(path: Path) -> Any:
-    if not stat.S_ISREG(path.stat().st_mode):
+def _read(path: str) -> Any:
+    if not stat.S_ISREG(os.stat(path).st_mode):
         raise BadEntry("not a regular file")
-    with open(path, "rb") as file:
-        data = file.read(_MOST_BYTES + 1)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe put there since: no wait
+    try:
+        data = bytearray()
+        while len(data) <= _MOST_BYTES and (piece := os.read(descriptor, _AT_ONCE)):
+            data += piece
+    finally:
+        os.close(descriptor)
     if len(data) > _MOST_BYTES:
         raise BadEntry(f"over {_MOST_BYTES:,} bytes")
     return json.loads(data, parse_constant=_refuse)

@@ -97,6 +97,8 @@ def distinct(configs: Iterable[triton.Config]) -> list[triton.Config]:
     """Each config once, in order; equal ones are one."""
     configs = list(configs)
     try:
+        if len({(c.num_warps, c.num_stages, *c.kwargs.values()) for c in configs}) == len(configs):
+            return configs  # none can be equal; ``Config.__hash__`` takes several times as long
         return list(dict.fromkeys(configs))
     except TypeError:  # a config value that cannot be hashed
         return [config for index, config in enumerate(configs) if config not in configs[:index]]
