@@ -26,7 +26,6 @@ from smart_autotune import settings  # noqa: E402
 from smart_autotune.gpu_bench import GpuTimer, Run  # noqa: E402
 from smart_autotune.kernels import sparse_decode as op  # noqa: E402
 from smart_autotune.kernels.sparse_decode import tuning  # noqa: E402
-from smart_autotune.kernels.sparse_decode.kernel import _split_kernel  # noqa: E402
 from smart_autotune.kernels.sparse_decode.layout import random_cache  # noqa: E402
 from smart_autotune.verdict import describe  # noqa: E402
 
@@ -52,11 +51,7 @@ def call_of(batch: int, heads: int, caches: tuple[torch.Tensor, torch.Tensor]) -
 def launch(call: dict[str, Any], config: Any = None) -> None:
     """The op's launch: tuned, or by one config."""
 
-    def direct(grid: Any, arguments: dict[str, Any]) -> None:
-        _split_kernel[grid](**arguments, **config.all_kwargs())
-
-    how = {"launch_split": direct} if config is not None else {}
-    op._launch(call["q"], call["lists"], None, 512**-0.5, call["heads"], call["out"], None, **how)
+    op._launch(call["q"], call["lists"], None, 512**-0.5, call["heads"], call["out"], None, config=config)
 
 
 def replayed(call: dict[str, Any], config: Any) -> Run:

@@ -28,7 +28,6 @@ import triton
 from triton.runtime.errors import OutOfResources
 
 from smart_autotune.kernels import sparse_decode as op
-from smart_autotune.kernels.sparse_decode.kernel import _split_kernel
 from smart_autotune.kernels.sparse_decode.layout import random_cache, token_parts
 from smart_autotune.kernels.sparse_decode.reference import sparse_decode_reference
 from smart_autotune.kernels.sparse_decode.tuning import CONFIGS
@@ -202,12 +201,9 @@ def check_config(case: Case, config: triton.Config, splits: int) -> Result | Non
     out = torch.full_like(given["q"], math.nan)
     lse = torch.full(out.shape[:3], math.nan, device="cuda")
 
-    def launch(grid: Callable[..., Any], arguments: dict[str, Any]) -> None:
-        _split_kernel[grid](**arguments, **config.all_kwargs())
-
     lists = op._lists(*(given[name] for name in given if name not in ("q", "sink")))
     try:
-        op._launch(given["q"], lists, given["sink"], SCALE, case.heads, out, lse, splits=splits, launch_split=launch)
+        op._launch(given["q"], lists, given["sink"], SCALE, case.heads, out, lse, config=config, splits=splits)
     except OutOfResources:
         return None
     return compare(Result(f"{config}, {splits} splits: {case}"), given, case.heads, out, lse)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction
 
-from smart_autotune.kernels.sparse_decode.kernel import _combine_kernel, _split_kernel
+from smart_autotune import settings
+from smart_autotune.capture import is_capturing
+from smart_autotune.kernels.sparse_decode.launcher import INTERPRETED, launch_with, no_parts
 from smart_autotune.kernels.sparse_decode.layout import HEAD_DIM, TOKEN_BYTES
-from smart_autotune.kernels.sparse_decode.tuning import choose_splits, rounded_width, split_kernel
+from smart_autotune.kernels.sparse_decode.tuning import (
+    CONFIGS,
+    drop_unsuited_head_blocks,
+    rounded_width,
+    split_kernel,
+)
 
 __all__ = ["sparse_decode"]
 
-INTERPRETED = isinstance(_split_kernel, InterpretedFunction)
 PAGE_ALIGN = 16
-
-Grid = Callable[[dict[str, Any]], tuple[int, int, int]]
-SplitLaunch = Callable[[Grid, dict[str, Any]], None]
 
 
 def sparse_decode(
@@ -51,6 +51,10 @@ def sparse_decode(
     Returns out, and with ``return_lse`` also lse [T, 1, H] fp32: natural, without the sink. A row without a
     valid token gives 0 and -inf. Heads from ``num_heads`` on are left as they were: what ``out`` held, or
     whatever memory a fresh result got.
+
+    An index at or beyond the end of its cache is undefined behaviour; ``SMART_AUTOTUNE_STRICT=1`` raises
+    ValueError for it (outside graph capture). Operands are fp16, sums fp32: |q| and the dequantised tokens
+    must stay below 65,504, and parts of a token under 2^-15 lose bits.
     """
     heads = _check_query(q, num_heads)
     _check_list("", q, cache, indices, topk_length)
@@ -62,6 +66,10 @@ def sparse_decode(
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
     if q.shape[0] > 0:
+        if settings.current().strict and not is_capturing():
+            _check_indices("indices", cache, indices, topk_length)
+            if extra_cache is not None and extra_indices is not None:
+                _check_indices("extra_indices", extra_cache, extra_indices, extra_topk_length)
         lists = _lists(cache, indices, topk_length, extra_cache, extra_indices, extra_topk_length)
         _launch(q, lists, sink, float(softmax_scale), heads, out, lse)
     return out if lse is None else (out, lse)
@@ -110,15 +118,6 @@ def _lists(
     return arguments
 
 
-@functools.cache
-def _sm_count(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _tuned(grid: Grid, arguments: dict[str, Any]) -> None:
-    split_kernel[grid](**arguments)
-
-
 def _launch(
     q: torch.Tensor,
     lists: dict[str, Any],
@@ -128,73 +127,47 @@ def _launch(
     out: torch.Tensor,
     lse: torch.Tensor | None,
     *,
+    config: triton.Config | None = None,
     splits: int | None = None,
-    launch_split: SplitLaunch = _tuned,
-    compute: Any = tl.float32 if INTERPRETED else tl.bfloat16,
+    compute: Any = tl.float32 if INTERPRETED else tl.float16,
 ) -> None:
-    """Split and, with more than one split a row, combine. The last three arguments are for checks."""
-    rows = q.shape[0]
-    if splits is None:
-        sm_count = 1 if INTERPRETED else _sm_count(q.device)
-        head_tiles = triton.cdiv(heads, min(32, triton.next_power_of_2(heads)))
-        splits = choose_splits(rows, head_tiles, lists["topk"] + lists["extra_topk"], sm_count)
-    final = splits == 1
-    part, part_lse = out, lse
-    if not final:
-        part = torch.empty((rows, splits, heads, HEAD_DIM), dtype=torch.float32, device=q.device)
-        part_lse = torch.empty((rows, splits, heads), dtype=torch.float32, device=q.device)
+    """Split and, with more than one split a row, combine. Config, splits and compute are given by checks alone."""
+    none = no_parts(q.device)
     arguments = {
         **lists,
         "q_ptr": q,
-        "sink_ptr": sink if final else None,
-        "out_ptr": part,
-        "lse_ptr": part_lse,
+        "sink_ptr": sink,
+        "out_ptr": out,
+        "lse_ptr": lse,
+        "part_ptr": none,
+        "part_lse_ptr": none,
         "num_heads": heads,
-        "num_splits": splits,
+        "num_splits": 1,
+        "once": 1,
         "stride_q_row": q.stride(0),
         "stride_q_head": q.stride(2),
-        "stride_out_row": part.stride(0),
-        "stride_out_split": part.stride(1),
-        "stride_out_head": part.stride(2),
-        "stride_lse_row": 0 if part_lse is None else part_lse.stride(0),
-        "stride_lse_split": 0 if part_lse is None else part_lse.stride(1),
+        "stride_out_row": out.stride(0),
+        "stride_out_head": out.stride(2),
+        "stride_lse_row": 0 if lse is None else lse.stride(0),
         "softmax_scale": softmax_scale,
-        "FINAL": final,
         "COMPUTE": compute,
     }
-    launch_split(lambda meta: (rows, triton.cdiv(heads, meta["BLOCK_H"]), splits), arguments)
-    if not final and part_lse is not None:
-        _combine(part, part_lse, sink, out, lse)
+    tuned = config is None and not INTERPRETED
+    if tuned:
+        config = split_kernel.config_for(**arguments)
+    elif config is None:
+        config = drop_unsuited_head_blocks(CONFIGS, arguments)[0]
+    launch_with(arguments, config, splits=splits, through=split_kernel if tuned else None)
 
 
-def _combine(
-    part: torch.Tensor,
-    part_lse: torch.Tensor,
-    sink: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-) -> None:
-    rows, splits, heads = part_lse.shape
-    block_s = triton.next_power_of_2(splits)
-    block_d = max(64, min(HEAD_DIM, 4096 // block_s))
-    _combine_kernel[(rows, heads, HEAD_DIM // block_d)](
-        part,
-        part_lse,
-        sink,
-        out,
-        lse,
-        splits,
-        part.stride(0),
-        part.stride(1),
-        part.stride(2),
-        part_lse.stride(0),
-        part_lse.stride(1),
-        out.stride(0),
-        out.stride(2),
-        0 if lse is None else lse.stride(0),
-        BLOCK_S=block_s,
-        BLOCK_D=block_d,
-    )
+def _check_indices(name: str, cache: torch.Tensor, indices: torch.Tensor, length: torch.Tensor | None) -> None:
+    """``SMART_AUTOTUNE_STRICT=1``: every index inside the cache. It reads them, so it waits for the GPU."""
+    tokens = cache.shape[0] * cache.shape[1]
+    flat = indices.reshape(indices.shape[0], -1)
+    if length is not None:
+        flat = flat.masked_fill(torch.arange(flat.shape[1], device=flat.device) >= length[:, None], -1)
+    if flat.numel() and (largest := int(flat.max())) >= tokens:
+        raise ValueError(f"{name}: expected indices below {tokens}, the tokens of its cache, got {largest}")
 
 
 def _check(ok: bool, name: str, expected: str, tensor: Any) -> None:

@@ -1,11 +1,16 @@
 """The two kernels: a split over the tokens of a row, and the combine of its parts.
 
-Scores are tokens x heads and the output is dims x heads, so tokens and dims fill the wide side of the
-tensor-core instruction and the heads sit on the narrow one, where 8 and 16 need no padding.
+Two orders of the same products, chosen by the config:
 
-A tile is dequantised to bf16 before the dots. e4m3 has 4 significant bits and a scale is a power of two, so
-that is exact for scale bytes 3 to 246. Byte 0, whose 2^-127 is below the smallest normal fp32, counts as 0;
-above 246 a value may overflow, and byte 255 (NaN in the format) gives values that are not finite.
+- tokens first: scores are tokens x heads and the output is dims x heads, so tokens and dims fill the wide side of
+  the tensor-core instruction and the heads sit on the narrow one, where 8 and 16 need no padding;
+- heads first: scores are heads x tokens and the output is heads x dims, for 64 heads a block, where no side is
+  narrow, the softmax stays inside a warp and the keys are the operand that Hopper reads from shared memory.
+
+A tile is dequantised to fp16 before the dots: one conversion instruction gives two values where bf16 takes five, and
+fp16 keeps three bits more. e4m3 times a power of two is exact in it for scale bytes 112 to 134 (2^-15 to 2^7); below,
+values round to multiples of 2^-24, and from 65,504 on they overflow. The latents that this cache holds are
+RMS-normalised and stay far inside. Scale byte 255 (NaN in the format) gives values that are not finite.
 """
 
 import triton
@@ -31,15 +36,33 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _load_queries(q_ptr, stride_q_head, o_head, m_head, COMPUTE: tl.constexpr):
-    """Eight tiles [64 dims, BLOCK_H]; heads outside the mask are never read, so their NaN stays out."""
-    o_dim = tl.arange(0, G_DIMS)
-    p_q = q_ptr + o_head[None, :] * stride_q_head + o_dim[:, None]
+def _load_queries(
+    q_ptr, stride_q_head, o_head, m_head, HEADS_FIRST: tl.constexpr, WIDTH: tl.constexpr, COMPUTE: tl.constexpr
+):
+    """512 / WIDTH tiles [WIDTH dims, BLOCK_H], or transposed. Heads outside the mask are not read: no NaN comes in."""
+    o_dim = tl.arange(0, WIDTH)
     queries = ()
-    for g in tl.static_range(N_GROUPS + 1):
-        b_q = tl.load(p_q + g * G_DIMS, mask=m_head[None, :], other=0.0)
+    for g in tl.static_range(OUT_DIMS // WIDTH):
+        if HEADS_FIRST:
+            p_q = q_ptr + o_head[:, None] * stride_q_head + (o_dim + g * WIDTH)[None, :]
+            b_q = tl.load(p_q, mask=m_head[:, None], other=0.0)
+        else:
+            p_q = q_ptr + o_head[None, :] * stride_q_head + (o_dim + g * WIDTH)[:, None]
+            b_q = tl.load(p_q, mask=m_head[None, :], other=0.0)
         queries = queries + (b_q.to(COMPUTE),)
     return queries
+
+
+@triton.jit
+def _zeros(HEADS_FIRST: tl.constexpr, BLOCK_H: tl.constexpr, WIDTH: tl.constexpr, DTYPE: tl.constexpr):
+    """512 / WIDTH tiles in the shape of the output."""
+    tiles = ()
+    for _ in tl.static_range(OUT_DIMS // WIDTH):
+        if HEADS_FIRST:
+            tiles = tiles + (tl.zeros([BLOCK_H, WIDTH], DTYPE),)
+        else:
+            tiles = tiles + (tl.zeros([WIDTH, BLOCK_H], DTYPE),)
+    return tiles
 
 
 @triton.jit
@@ -67,46 +90,76 @@ def _keep_in_shared_memory(b_k):
 
 
 @triton.jit
-def _load_keys(p_token, scales, m_token, SHARE_KEYS: tl.constexpr, COMPUTE: tl.constexpr):
-    """Eight tiles [BLOCK_T, 64] of dequantised values.
+def _side_by_side(a, b):
+    """[T, D] and [T, D] to [T, 2 D]."""
+    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (a.shape[0], 2 * a.shape[1]))
+
+
+@triton.jit
+def _load_keys(p_token, scales, m_token, HEADS_FIRST: tl.constexpr, WIDTH: tl.constexpr, COMPUTE: tl.constexpr):
+    """512 / WIDTH tiles [BLOCK_T, WIDTH] of dequantised values.
 
     Masked, not clamped to some token: 0 * NaN of a slot nobody wrote would reach the output.
     """
     o_dim = tl.arange(0, G_DIMS)
     p_nope = p_token[:, None] + o_dim[None, :]
+    loaded = ()
+    for g in tl.static_range(N_GROUPS):
+        loaded = loaded + (tl.load(p_nope + g * G_DIMS, mask=m_token[:, None], other=0),)
+    p_rope = (p_token + ROPE_OFFSET).to(tl.pointer_type(tl.bfloat16))
+    b_rope = tl.load(p_rope[:, None] + o_dim[None, :], mask=m_token[:, None], other=0.0).to(tl.float32).to(COMPUTE)
     keys = ()
     for g in tl.static_range(N_GROUPS):
-        b_k = tl.load(p_nope + g * G_DIMS, mask=m_token[:, None], other=0)
-        b_k = b_k.to(tl.float8e4nv, bitcast=True).to(COMPUTE)
+        b_k = loaded[g].to(tl.float8e4nv, bitcast=True).to(COMPUTE)
         b_k = b_k * _group_scale(scales, g).to(COMPUTE)[:, None]
-        if SHARE_KEYS:
+        if not HEADS_FIRST:
             b_k = _keep_in_shared_memory(b_k)
         keys = keys + (b_k,)
-    p_rope = (p_token + ROPE_OFFSET).to(tl.pointer_type(tl.bfloat16))
-    b_rope = tl.load(p_rope[:, None] + o_dim[None, :], mask=m_token[:, None], other=0.0)
-    return keys + (b_rope.to(COMPUTE),)
+    if not HEADS_FIRST:
+        b_rope = _keep_in_shared_memory(b_rope)
+    keys = keys + (b_rope,)
+    if WIDTH == 2 * G_DIMS:
+        pairs = ()
+        for g in tl.static_range(OUT_DIMS // WIDTH):
+            pairs = pairs + (_side_by_side(keys[2 * g], keys[2 * g + 1]),)
+        return pairs
+    else:
+        tl.static_assert(WIDTH == G_DIMS)
+        return keys
 
 
 @triton.jit
-def _attend(queries, state, keys, m_token, scale_log2, COMPUTE: tl.constexpr):
+def _attend(queries, state, keys, m_token, scale_log2, HEADS_FIRST: tl.constexpr, COMPUTE: tl.constexpr):
     """Carry the running softmax over one block of tokens.
 
-    state: (peak [H] in units of log2, total [H], eight accumulators [64 dims, H]).
+    state: (peak [H] in units of log2, total [H], accumulators [dims, H] or [H, dims]).
     """
-    scores = tl.dot(keys[0], queries[0])  # [T, H]
-    for g in tl.static_range(1, N_GROUPS + 1):
-        scores = tl.dot(keys[g], queries[g], scores)
-    scores = tl.where(m_token[:, None], scores * scale_log2, float("-inf"))
+    TILES: tl.constexpr = len(keys)
+    TOKENS: tl.constexpr = 1 if HEADS_FIRST else 0  # the tokens' axis of the scores
+    HEADS: tl.constexpr = 1 - TOKENS
+    if HEADS_FIRST:
+        scores = tl.dot(queries[0], tl.trans(keys[0]))  # [H, T]
+        for g in tl.static_range(1, TILES):
+            scores = tl.dot(queries[g], tl.trans(keys[g]), scores)
+    else:
+        scores = tl.dot(keys[0], queries[0])  # [T, H]
+        for g in tl.static_range(1, TILES):
+            scores = tl.dot(keys[g], queries[g], scores)
+    scores = tl.where(tl.expand_dims(m_token, HEADS), scores * scale_log2, float("-inf"))
 
-    peak = tl.maximum(state[0], tl.max(scores, axis=0))
+    peak = tl.maximum(state[0], tl.max(scores, axis=TOKENS))
     # A block without one valid token leaves the peak at -inf, and -inf - -inf is NaN.
     base = tl.where(peak == float("-inf"), 0.0, peak)
     shrink = tl.exp2(state[0] - base)
-    b_p = tl.exp2(scores - base[None, :])
-    carried = (peak, state[1] * shrink + tl.sum(b_p, axis=0))
+    b_p = tl.exp2(scores - tl.expand_dims(base, TOKENS))
+    carried = (peak, state[1] * shrink + tl.sum(b_p, axis=TOKENS))
     b_p = b_p.to(COMPUTE)
-    for g in tl.static_range(N_GROUPS + 1):
-        carried = carried + (tl.dot(tl.trans(keys[g]), b_p, state[2 + g] * shrink[None, :]),)
+    shrink = tl.expand_dims(shrink, TOKENS)
+    for g in tl.static_range(TILES):
+        if HEADS_FIRST:
+            carried = carried + (tl.dot(b_p, keys[g], state[2 + g] * shrink),)
+        else:
+            carried = carried + (tl.dot(tl.trans(keys[g]), b_p, state[2 + g] * shrink),)
     return carried
 
 
@@ -119,6 +172,29 @@ def _live_length(length_ptr, row, width):
 
 
 @triton.jit
+def _store_tiles(
+    p_out,
+    tiles,
+    inverse,
+    stride_head,
+    o_head,
+    m_head,
+    DTYPE: tl.constexpr,
+    HEADS_FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    o_dim = tl.arange(0, WIDTH)
+    for g in tl.static_range(OUT_DIMS // WIDTH):
+        if HEADS_FIRST:
+            p_tile = p_out + o_head[:, None] * stride_head + (o_dim + g * WIDTH)[None, :]
+            tl.store(p_tile, (tiles[2 + g] * inverse[:, None]).to(DTYPE), mask=m_head[:, None])
+        else:
+            p_tile = p_out + o_head[None, :] * stride_head + (o_dim + g * WIDTH)[:, None]
+            tl.store(p_tile, (tiles[2 + g] * inverse[None, :]).to(DTYPE), mask=m_head[None, :])
+
+
+# One binary serves one split and many: their number is not a constant of it.
+@triton.jit(do_not_specialize=["num_splits", "once"])
 def _split_kernel(
     q_ptr,
     cache_ptr,
@@ -130,10 +206,13 @@ def _split_kernel(
     sink_ptr,
     out_ptr,
     lse_ptr,
+    part_ptr,
+    part_lse_ptr,
     topk,
     extra_topk,
     num_heads,
     num_splits,
+    once,
     page_bytes,
     extra_page_bytes,
     stride_q_row,
@@ -141,40 +220,39 @@ def _split_kernel(
     stride_indices_row,
     stride_extra_indices_row,
     stride_out_row,
-    stride_out_split,
     stride_out_head,
     stride_lse_row,
-    stride_lse_split,
     softmax_scale,
     topk_rounded,
     extra_topk_rounded,
     PAGE_SIZE: tl.constexpr,
     EXTRA_PAGE_SIZE: tl.constexpr,
-    FINAL: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    SHARE_KEYS: tl.constexpr,
+    HEADS_FIRST: tl.constexpr,
+    WAVES: tl.constexpr,
 ):
     """One program: a row, BLOCK_H heads, one split of the row's tokens. Grid (rows, head tiles, splits).
 
     q [T, H, 512] bf16 · cache uint8 pages · indices [T, topk] int32, -1 is no token · length [T] int32 or
     None: positions from there on do not count · the same three again for the extra list, or None · sink
-    [H] fp32 or None · out [T, splits, H, 512] and lse [T, splits, H] fp32, strides given, lse may be None.
+    [H] fp32 or None · out [T, H, 512] bf16 or fp32 and lse [T, H] fp32 or None, strides given ·
+    part [T, splits, num_heads, 512] and part_lse [T, splits, num_heads], fp32, contiguous.
 
-    FINAL: the only split of its row, so out is the result, divided by the denominator with the sink.
-    Otherwise out is this split's own softmax (no sink) and a split without tokens leaves it unwritten,
-    which its lse of -inf says. COMPUTE: the dtype of the dots' operands. BLOCK_T cuts tokens, BLOCK_H
-    heads. SHARE_KEYS: see _keep_in_shared_memory. The `_rounded` widths are only for the tuning key.
+    With one split, out is the result, divided by the denominator with the sink, and lse (natural) is without it.
+    With more, part is each split's own softmax (no sink); a split without tokens leaves it unwritten, which its
+    part_lse of -inf says. COMPUTE: the dtype of the dots' operands. BLOCK_T cuts tokens, BLOCK_H heads.
+    HEADS_FIRST: see the module. WAVES: how many programs a multiprocessor get; the launcher reads it. The
+    `_rounded` widths are only for the tuning key. once: 1, see below.
     """
     HAS_EXTRA: tl.constexpr = extra_cache_ptr is not None
+    WIDTH: tl.constexpr = 2 * G_DIMS if HEADS_FIRST else G_DIMS
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(2)
     o_head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     m_head = o_head < num_heads
-    p_lse = lse_ptr
-    if lse_ptr is not None:
-        p_lse = lse_ptr + row * stride_lse_row + split * stride_lse_split + o_head
+    part = (row * num_splits + split) * num_heads
 
     length = _live_length(length_ptr, row, topk)
     blocks = tl.cdiv(length, BLOCK_T)
@@ -188,64 +266,70 @@ def _split_kernel(
     share = tl.cdiv(all_blocks, num_splits)
     first_block = split * share
     last_block = tl.minimum(first_block + share, all_blocks)
-    if not FINAL:
+    if num_splits > 1:
         if first_block >= all_blocks:
-            tl.store(p_lse, tl.full([BLOCK_H], float("-inf"), tl.float32), mask=m_head)
+            tl.store(part_lse_ptr + part + o_head, tl.full([BLOCK_H], float("-inf"), tl.float32), mask=m_head)
             return
 
-    queries = _load_queries(q_ptr + row * stride_q_row, stride_q_head, o_head, m_head, COMPUTE)
+    queries = _load_queries(q_ptr + row * stride_q_row, stride_q_head, o_head, m_head, HEADS_FIRST, WIDTH, COMPUTE)
     state = (tl.full([BLOCK_H], float("-inf"), tl.float32), tl.zeros([BLOCK_H], tl.float32))
-    for _ in tl.static_range(N_GROUPS + 1):
-        state = state + (tl.zeros([G_DIMS, BLOCK_H], tl.float32),)
+    state = state + _zeros(HEADS_FIRST, BLOCK_H, WIDTH, tl.float32)
 
     scale_log2 = softmax_scale * LOG2E
-    for block in range(first_block, last_block):
-        o_pos = block * BLOCK_T + tl.arange(0, BLOCK_T)
-        if HAS_EXTRA:
-            in_extra = block >= blocks
-            o_pos -= tl.where(in_extra, blocks, 0) * BLOCK_T
-            p_list = tl.where(in_extra, p_extra_indices, p_indices)
-            index = tl.load(p_list + o_pos, mask=o_pos < tl.where(in_extra, extra_length, length), other=-1)
-        else:
-            index = tl.load(p_indices + o_pos, mask=o_pos < length, other=-1)
-        m_token = index >= 0
-        index = tl.where(m_token, index, 0)
-        page = index // PAGE_SIZE
-        slot = index % PAGE_SIZE
-        if HAS_EXTRA:
-            page = tl.where(in_extra, index // EXTRA_PAGE_SIZE, page).to(tl.int64)
-            slot = tl.where(in_extra, index % EXTRA_PAGE_SIZE, slot)
-            p_page = tl.where(in_extra, extra_cache_ptr, cache_ptr)
-            p_page += page * tl.where(in_extra, extra_page_bytes, page_bytes)
-            footer = tl.where(in_extra, EXTRA_PAGE_SIZE * DATA_BYTES, PAGE_SIZE * DATA_BYTES)
-        else:
-            p_page = cache_ptr + page.to(tl.int64) * page_bytes
-            footer = PAGE_SIZE * DATA_BYTES
-        p_scales = (p_page + footer + slot * SCALE_BYTES).to(tl.pointer_type(tl.int64))
-        scales = tl.load(p_scales, mask=m_token, other=0)
-        keys = _load_keys(p_page + slot * DATA_BYTES, scales, m_token, SHARE_KEYS, COMPUTE)
-        state = _attend(queries, state, keys, m_token, scale_log2, COMPUTE)
+    # A loop of one turn. Triton (3.6.0) reads the first operand of a Hopper dot from shared memory only if it comes
+    # from a load or is carried by a loop; converted queries are neither, and 64 heads of them would fill the registers.
+    for _ in range(0, once if HEADS_FIRST else 1):
+        for block in range(first_block, last_block):
+            o_pos = block * BLOCK_T + tl.arange(0, BLOCK_T)
+            if HAS_EXTRA:
+                in_extra = block >= blocks
+                o_pos -= tl.where(in_extra, blocks, 0) * BLOCK_T
+                p_list = tl.where(in_extra, p_extra_indices, p_indices)
+                index = tl.load(p_list + o_pos, mask=o_pos < tl.where(in_extra, extra_length, length), other=-1)
+            else:
+                index = tl.load(p_indices + o_pos, mask=o_pos < length, other=-1)
+            m_token = index >= 0
+            index = tl.where(m_token, index, 0)
+            page = index // PAGE_SIZE
+            slot = index % PAGE_SIZE
+            if HAS_EXTRA:
+                page = tl.where(in_extra, index // EXTRA_PAGE_SIZE, page).to(tl.int64)
+                slot = tl.where(in_extra, index % EXTRA_PAGE_SIZE, slot)
+                p_page = tl.where(in_extra, extra_cache_ptr, cache_ptr)
+                p_page += page * tl.where(in_extra, extra_page_bytes, page_bytes)
+                footer = tl.where(in_extra, EXTRA_PAGE_SIZE * DATA_BYTES, PAGE_SIZE * DATA_BYTES)
+            else:
+                p_page = cache_ptr + page.to(tl.int64) * page_bytes
+                footer = PAGE_SIZE * DATA_BYTES
+            p_scales = (p_page + footer + slot * SCALE_BYTES).to(tl.pointer_type(tl.int64))
+            scales = tl.load(p_scales, mask=m_token, other=0)
+            keys = _load_keys(p_page + slot * DATA_BYTES, scales, m_token, HEADS_FIRST, WIDTH, COMPUTE)
+            state = _attend(queries, state, keys, m_token, scale_log2, HEADS_FIRST, COMPUTE)
+        if HEADS_FIRST:
+            queries = _zeros(HEADS_FIRST, BLOCK_H, WIDTH, COMPUTE)
 
     total = state[1]
-    if lse_ptr is not None:
-        lse = tl.where(total > 0, (state[0] + tl.log2(total)) * LN2, float("-inf"))
-        tl.store(p_lse, lse, mask=m_head)
-    if FINAL and sink_ptr is not None:
-        # The sink may lie far above the peak: shift both to the larger one.
-        sink = tl.load(sink_ptr + o_head, mask=m_head, other=float("-inf")) * LOG2E
-        ceiling = tl.maximum(state[0], sink)
-        ceiling = tl.where(ceiling == float("-inf"), 0.0, ceiling)
-        shrink = tl.exp2(state[0] - ceiling)
-        total = total * shrink + tl.exp2(sink - ceiling)
-        inverse = tl.where(total > 0, shrink / total, 0.0)
-    else:
+    lse = tl.where(total > 0, (state[0] + tl.log2(total)) * LN2, float("-inf"))
+    if num_splits > 1:
+        tl.store(part_lse_ptr + part + o_head, lse, mask=m_head)
         inverse = tl.where(total > 0, 1.0 / total, 0.0)
-
-    p_out = out_ptr + row * stride_out_row + split * stride_out_split
-    p_out += o_head[None, :] * stride_out_head + tl.arange(0, G_DIMS)[:, None]
-    for g in tl.static_range(N_GROUPS + 1):
-        b_out = state[2 + g] * inverse[None, :]
-        tl.store(p_out + g * G_DIMS, b_out.to(out_ptr.dtype.element_ty), mask=m_head[None, :])
+        p_part = part_ptr + part * OUT_DIMS
+        _store_tiles(p_part, state, inverse, OUT_DIMS, o_head, m_head, tl.float32, HEADS_FIRST, WIDTH)
+    else:
+        if lse_ptr is not None:
+            tl.store(lse_ptr + row * stride_lse_row + o_head, lse, mask=m_head)
+        shrink = tl.full([BLOCK_H], 1.0, tl.float32)
+        if sink_ptr is not None:
+            # The sink may lie far above the peak: shift both to the larger one.
+            sink = tl.load(sink_ptr + o_head, mask=m_head, other=float("-inf")) * LOG2E
+            ceiling = tl.maximum(state[0], sink)
+            ceiling = tl.where(ceiling == float("-inf"), 0.0, ceiling)
+            shrink = tl.exp2(state[0] - ceiling)
+            total = total * shrink + tl.exp2(sink - ceiling)
+        inverse = tl.where(total > 0, shrink / total, 0.0)
+        p_out = out_ptr + row * stride_out_row
+        dtype: tl.constexpr = out_ptr.dtype.element_ty
+        _store_tiles(p_out, state, inverse, stride_out_head, o_head, m_head, dtype, HEADS_FIRST, WIDTH)
 
 
 @triton.jit
@@ -256,11 +340,7 @@ def _combine_kernel(
     out_ptr,
     lse_ptr,
     num_splits,
-    stride_part_row,
-    stride_part_split,
-    stride_part_head,
-    stride_part_lse_row,
-    stride_part_lse_split,
+    num_heads,
     stride_out_row,
     stride_out_head,
     stride_lse_row,
@@ -269,7 +349,7 @@ def _combine_kernel(
 ):
     """One program: one row, one head, BLOCK_D dims of it. Grid (rows, heads, 512 / BLOCK_D).
 
-    parts [T, splits, H, 512] fp32 and part_lse [T, splits, H] as the split kernel leaves them · sink [H]
+    parts [T, splits, H, 512] fp32 and part_lse [T, splits, H], contiguous, as the split kernel leaves them · sink [H]
     fp32 or None · out [T, H, 512] · lse [T, H] fp32 or None. BLOCK_S covers all splits.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -277,8 +357,8 @@ def _combine_kernel(
     o_split = tl.arange(0, BLOCK_S)
     o_dim = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
 
-    p_part_lse = part_lse_ptr + row * stride_part_lse_row + o_split * stride_part_lse_split + head
-    part_lse = tl.load(p_part_lse, mask=o_split < num_splits, other=float("-inf"))  # [S]
+    o_part = (row * num_splits + o_split) * num_heads + head
+    part_lse = tl.load(part_lse_ptr + o_part, mask=o_split < num_splits, other=float("-inf"))  # [S]
     peak = tl.max(part_lse, axis=0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(tl.exp(part_lse - base), axis=0)
@@ -292,8 +372,7 @@ def _combine_kernel(
         total = total * tl.exp(peak - ceiling) + tl.exp(sink - ceiling)
     weight = tl.exp(part_lse - ceiling) * tl.where(total > 0, 1.0 / total, 0.0)
 
-    p_part = parts_ptr + row * stride_part_row + head * stride_part_head
-    p_part += o_split[:, None] * stride_part_split + o_dim[None, :]
+    p_part = parts_ptr + o_part[:, None] * OUT_DIMS + o_dim[None, :]
     m_written = part_lse > float("-inf")
     parts = tl.load(p_part, mask=m_written[:, None], other=0.0)  # [S, BLOCK_D]
     out = tl.sum(parts * weight[:, None], axis=0)

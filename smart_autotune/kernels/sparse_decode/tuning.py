@@ -11,35 +11,34 @@ import triton.language as tl
 
 from smart_autotune import smart_autotune
 from smart_autotune.kernels.sparse_decode.kernel import _split_kernel
+from smart_autotune.kernels.sparse_decode.launcher import timed
 from smart_autotune.kernels.sparse_decode.layout import HEAD_DIM, TOKEN_BYTES, page_bytes
 
 MIN_BLOCK_H = 8
-TOKENS_PER_SPLIT = 64
-MAX_SPLITS = 64
 
 
-def _config(block_t: int, block_h: int, warps: int, stages: int, share_keys: bool) -> triton.Config:
-    kwargs = {"BLOCK_T": block_t, "BLOCK_H": block_h, "SHARE_KEYS": share_keys}
+def _config(
+    block_t: int, block_h: int, warps: int, stages: int, waves: int, heads_first: bool = False
+) -> triton.Config:
+    kwargs = {"BLOCK_T": block_t, "BLOCK_H": block_h, "HEADS_FIRST": heads_first, "WAVES": waves}
     return triton.Config(kwargs, num_warps=warps, num_stages=stages)
 
 
 # For GPUs with 227 KiB of shared memory a block and for those with 99; first_fit takes the first that fits.
+# Each won somewhere on an H200: which, where and by how much is in integration/benchmarks/sparse_decode.md.
 CONFIGS = [
-    _config(64, 16, 4, 1, True),
-    _config(64, 16, 4, 3, True),
-    _config(64, 16, 4, 1, False),
-    _config(64, 16, 8, 3, True),
-    _config(128, 16, 8, 1, True),
-    _config(32, 16, 4, 3, True),
-    _config(16, 16, 4, 3, True),
-    _config(64, 8, 4, 1, True),
-    _config(64, 8, 4, 3, True),
-    _config(64, 8, 4, 1, False),
-    _config(32, 8, 4, 3, True),
-    _config(64, 32, 8, 1, True),
-    _config(32, 32, 4, 1, True),
-    _config(64, 64, 8, 1, True),
-    _config(32, 64, 8, 1, True),
+    _config(32, 8, 2, 1, waves=4),
+    _config(32, 8, 2, 1, waves=2),
+    _config(32, 8, 4, 1, waves=2),
+    _config(32, 8, 4, 1, waves=4),
+    _config(64, 8, 4, 2, waves=2),
+    _config(64, 8, 4, 1, waves=3),
+    _config(32, 16, 2, 1, waves=4),
+    _config(32, 16, 2, 1, waves=2),
+    _config(32, 16, 4, 1, waves=2),
+    _config(16, 16, 2, 1, waves=4),
+    _config(64, 64, 8, 1, waves=1, heads_first=True),
+    _config(64, 64, 8, 2, waves=1, heads_first=True),
 ]
 
 
@@ -48,19 +47,10 @@ def rounded_width(width: int) -> int:
     return 0 if width == 0 else triton.next_power_of_2(width)
 
 
-def choose_splits(rows: int, head_tiles: int, total_width: int, sm_count: int) -> int:
-    """Into how many parts each row's tokens are cut: about two programs for each SM, 64 tokens or more a part.
-
-    A function of shapes alone, so that a captured graph stays valid whatever the live lengths are.
-    """
-    wanted = 2 * sm_count // max(rows * head_tiles, 1)
-    return max(1, min(wanted, -(-total_width // TOKENS_PER_SPLIT), MAX_SPLITS))
-
-
 def drop_unsuited_head_blocks(
     configs: list[triton.Config], named_args: Mapping[str, Any], **kwargs: Any
 ) -> list[triton.Config]:
-    """Without blocks wider than the heads need; of 16 heads or more, without blocks so narrow that many re-read."""
+    """Without blocks wider than the heads need; above 16 heads, without blocks so narrow that many re-read."""
     num_heads = {**named_args, **kwargs}["num_heads"]
     widest = max(MIN_BLOCK_H, triton.next_power_of_2(num_heads))
     narrowest = MIN_BLOCK_H if num_heads <= 16 else 16
@@ -116,9 +106,7 @@ def full_lists(named_args: Mapping[str, Any]) -> dict[str, Any]:
     return replaced
 
 
-def _example(
-    rows: int, num_heads: int, topk: int, extra_topk: int, extra_page_size: int, splits: int
-) -> dict[str, Any]:
+def _example(rows: int, num_heads: int, topk: int, extra_topk: int, extra_page_size: int) -> dict[str, Any]:
     def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -126,7 +114,7 @@ def _example(
         stride = page_bytes(size)
         return meta(1024, stride, dtype=torch.uint8).as_strided((1024, size, 1, TOKEN_BYTES), (stride, 584, 584, 1))
 
-    has_extra, final = extra_topk > 0, splits == 1
+    has_extra = extra_topk > 0
     return {
         "q_ptr": meta(rows, 1, 64, HEAD_DIM, dtype=torch.bfloat16),
         "cache_ptr": paged(256),
@@ -135,47 +123,48 @@ def _example(
         "extra_cache_ptr": paged(extra_page_size) if has_extra else None,
         "extra_indices_ptr": meta(rows, 1, extra_topk, dtype=torch.int32) if has_extra else None,
         "extra_length_ptr": meta(rows, dtype=torch.int32) if has_extra else None,
-        "sink_ptr": meta(num_heads, dtype=torch.float32) if final else None,
-        "out_ptr": meta(rows, splits, num_heads, HEAD_DIM, dtype=torch.bfloat16 if final else torch.float32),
-        "lse_ptr": None if final else meta(rows, splits, num_heads, dtype=torch.float32),
+        "sink_ptr": meta(64, dtype=torch.float32),
+        "out_ptr": meta(rows, 1, 64, HEAD_DIM, dtype=torch.bfloat16),
+        "lse_ptr": None,
+        "part_ptr": meta(0, dtype=torch.float32),
+        "part_lse_ptr": meta(0, dtype=torch.float32),
         "topk": topk,
         "extra_topk": extra_topk,
         "num_heads": num_heads,
-        "num_splits": splits,
+        "num_splits": 1,
+        "once": 1,
         "page_bytes": page_bytes(256),
         "extra_page_bytes": page_bytes(extra_page_size) if has_extra else 0,
         "stride_q_row": 64 * HEAD_DIM,
         "stride_q_head": HEAD_DIM,
         "stride_indices_row": topk,
         "stride_extra_indices_row": extra_topk,
-        "stride_out_row": splits * num_heads * HEAD_DIM,
-        "stride_out_split": num_heads * HEAD_DIM,
+        "stride_out_row": 64 * HEAD_DIM,
         "stride_out_head": HEAD_DIM,
-        "stride_lse_row": 0 if final else splits * num_heads,
-        "stride_lse_split": 0 if final else num_heads,
+        "stride_lse_row": 0,
         "softmax_scale": HEAD_DIM**-0.5,
         "topk_rounded": rounded_width(topk),
         "extra_topk_rounded": rounded_width(extra_topk),
         "PAGE_SIZE": 256,
         "EXTRA_PAGE_SIZE": extra_page_size if has_extra else 1,
-        "FINAL": final,
-        "COMPUTE": tl.bfloat16,
+        "COMPUTE": tl.float16,
     }
 
 
 def examples() -> dict[str, dict[str, Any]]:
     """Calls a server makes, for audits without a GPU: meta tensors and numbers by argument name."""
     return {
-        "window + top-512, 64 heads, batch 32": _example(32, 64, 128, 512, 64, 4),
-        "window + c128 at 128k, 8 heads, batch 8": _example(8, 8, 128, 1088, 2, 19),
+        "window + top-512, 64 heads, batch 32": _example(32, 64, 128, 512, 64),
+        "window + c128 at 128k, 8 heads, batch 8": _example(8, 8, 128, 1088, 2),
     }
 
 
 split_kernel = smart_autotune(
     configs=CONFIGS,
-    key=["topk_rounded", "extra_topk_rounded", "num_heads", "PAGE_SIZE", "EXTRA_PAGE_SIZE", "FINAL"],
+    key=["topk_rounded", "extra_topk_rounded", "num_heads", "PAGE_SIZE", "EXTRA_PAGE_SIZE"],
     prune_configs_by={"early_config_prune": drop_unsuited_head_blocks},
     batch="q_ptr",
     tune_args=full_lists,
+    timed_call=timed,
     examples=examples,
 )(_split_kernel)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
 TOLERANCE = 1e-3
 
@@ -35,6 +36,7 @@ class Case:
     splits: int = 2
     block_t: int = 32
     block_h: int = 8
+    heads_first: bool = False
 
 
 CASES = {
@@ -44,6 +46,10 @@ CASES = {
     "16 heads in two blocks": Case(heads=16, splits=3, sink=3.0),
     "64 heads in one block": Case(heads=64, block_h=64, width=70, splits=1),
     "128 heads in two blocks": Case(heads=128, block_h=64, width=70, splits=2, sink=1.0),
+    "heads first": Case(heads=16, block_h=16, heads_first=True, splits=2, sink=0.5),
+    "heads first, one split, both lists": Case(
+        heads=5, padded=16, block_h=16, heads_first=True, splits=1, sink=0.5, extra_width=70, rows=2, lengths=(0, 77)
+    ),
     "heads that no block divides": Case(heads=13, padded=16, splits=2),
     "pages of 2": Case(page_size=2, splits=2),
     "pages of 256": Case(page_size=256, splits=2),
@@ -156,18 +162,16 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def run_case(case: Case, seed: int) -> dict[str, Any]:
     from smart_autotune.kernels import sparse_decode as op
-    from smart_autotune.kernels.sparse_decode.kernel import _split_kernel
     from smart_autotune.kernels.sparse_decode.reference import sparse_decode_reference
 
-    def launch(grid: Any, arguments: dict[str, Any]) -> None:
-        _split_kernel[grid](**arguments, BLOCK_T=case.block_t, BLOCK_H=case.block_h, SHARE_KEYS=True)
-
+    kwargs = {"BLOCK_T": case.block_t, "BLOCK_H": case.block_h, "HEADS_FIRST": case.heads_first, "WAVES": 1}
+    config = triton.Config(kwargs)
     given = make(case, seed)
     q, sink = given["q"], given["sink"]
     out = torch.full(q.shape, math.nan)
     lse = torch.full(q.shape[:3], math.nan)
     lists = op._lists(*(given[name] for name in given if name not in ("q", "sink")))
-    op._launch(q, lists, sink, 0.04, case.heads, out, lse, splits=case.splits, launch_split=launch)
+    op._launch(q, lists, sink, 0.04, case.heads, out, lse, config=config, splits=case.splits)
 
     known = {"softmax_scale": 0.04, "num_heads": case.heads}
     want, want_lse = sparse_decode_reference(**given, **known)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from smart_autotune import settings
 from smart_autotune.kernels import sparse_decode as op
 from smart_autotune.kernels.sparse_decode.layout import random_cache
 
@@ -129,3 +130,16 @@ def test_cpu_tensors_are_refused_outside_the_interpreter(call: dict[str, Any], m
     monkeypatch.setattr(op, "INTERPRETED", False)
     with pytest.raises(ValueError, match="q: expected a CUDA tensor"):
         op.sparse_decode(**call)
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("indices", 256), ("extra_indices", 8)])
+def test_strict_refuses_an_index_beyond_the_cache(call: dict[str, Any], name: str, tokens: int) -> None:
+    call[name][1, ..., 7] = tokens
+    length = "topk_length" if name == "indices" else "extra_topk_length"
+    with settings.override(strict=False):
+        op.sparse_decode(**call)
+    with settings.override(strict=True):
+        op.sparse_decode(**call)  # beyond the length it does not count
+        call[length][1] = 8
+        with pytest.raises(ValueError, match=f"{name}: expected indices below {tokens}, .* got {tokens}"):
+            op.sparse_decode(**call)
