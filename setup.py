@@ -33,5 +33,6 @@ setup(
     packages=[
         *find_packages(include=["smart_autotune", "smart_autotune.*"]),
         PATCHES,
+        f"{PATCHES}.sglang",
     ],
 )

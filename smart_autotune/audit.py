@@ -9,10 +9,9 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.errors import AutotunerError
-from triton.runtime.jit import JITFunction, create_function_from_signature
+from triton.runtime.jit import JITFunction
 
 from smart_autotune import limits, resources
 from smart_autotune.autotuner import SmartAutotuner
@@ -20,6 +19,7 @@ from smart_autotune.errors import BadValue, one_line
 from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.prefilter import Candidate, compile_candidates
+from smart_autotune.replay import Binder, NotReplayable, with_jit_replaced
 from smart_autotune.verdict import Outcome, Verdict, describe
 
 Arguments = Mapping[str, Any]
@@ -27,13 +27,17 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Audit:
-    """The verdicts of one kernel for one arch and one example, in the order in which the configs were declared."""
+    """The verdicts of one kernel for one arch and one example, in the order in which the configs were declared.
+
+    ``call``: what ``example`` is: the author's example, or a recorded call.
+    """
 
     kernel: str
     limits: DeviceLimits
     example: str
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
+    call: str = "example"
 
     @property
     def fits(self) -> bool:
@@ -76,16 +80,21 @@ def audit(
     _check_complete(tuner, example, named)
     kept, notes = _survivors(tuner, named)
     call = Call(
-        fn=_for_target(tuner.fn, GPUTarget("cuda", int(arch.removeprefix("sm_")), device.warp_size), compiled),
+        fn=_for_target(tuner.fn, target_of(device), compiled),
         arg_names=tuple(tuner.arg_names),
         args=(),
         kwargs=named,
         launch_kwargs={},
         named=named,
     )
-    verdicts = [_with_resources(candidate) for candidate in compile_candidates(call, kept, device)]
+    verdicts = [with_resources(candidate) for candidate in compile_candidates(call, kept, device)]
     name = tuner.base_fn.__name__
     return Audit(name, device, example, tuple(_in_declared_order(tuner.configs, verdicts)), notes)
+
+
+def target_of(device: DeviceLimits) -> GPUTarget:
+    """What Triton compiles for ``device``, a CUDA arch."""
+    return GPUTarget("cuda", int(device.arch.removeprefix("sm_")), device.warp_size)
 
 
 def tuner_of(kernel: Any) -> SmartAutotuner | None:
@@ -123,45 +132,21 @@ class _ForeignFunction:
         self._jit = jit
         self._target = target
         self._compiled = compiled
-        self._backend = make_backend(target)
-        self._bind = create_function_from_signature(jit.signature, jit.params, self._backend)
+        self._binder = Binder(jit, target)
 
     def run(self, *args: Any, grid: Any = None, warmup: bool = True, **kwargs: Any) -> Any:
         try:
-            return self._compile(args, kwargs)
+            return self._binder.recipe(args, kwargs).compile(self._jit, self._target)
         finally:
             self._compiled()
-
-    def _compile(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        # What JITFunction.run of Triton 3.6 does before it asks the driver for anything.
-        knobs = triton.knobs
-        kwargs["debug"] = kwargs.get("debug", self._jit.debug) or knobs.runtime.debug
-        kwargs["instrumentation_mode"] = knobs.compilation.instrumentation_mode
-        bound, specialization, options = self._bind(*args, **kwargs)
-        options, signature, constants, attributes = self._jit._pack_args(
-            self._backend, kwargs, bound, specialization, options
-        )
-        source = _source_class(self._jit)(self._jit, signature, constants, attributes)
-        return triton.compile(source, target=self._target, options=options.__dict__)
-
-
-def _source_class(jit: Any) -> Any:
-    if jit.is_gluon():
-        from triton.experimental.gluon._runtime import GluonASTSource
-
-        return GluonASTSource
-    return ASTSource
 
 
 def _for_target(fn: Any, target: GPUTarget, compiled: Callable[[], None]) -> Any:
     """The tuner's function for ``target``: heuristics and other wrappers stay, the jitted function is replaced."""
-    if isinstance(fn, JITFunction):
-        return _ForeignFunction(fn, target, compiled)
-    if not hasattr(fn, "fn"):
-        raise BadValue(f"{fn!r} cannot be compiled offline (is TRITON_INTERPRET set? unset it)")
-    twin = copy.copy(fn)
-    twin.fn = _for_target(fn.fn, target, compiled)
-    return twin
+    try:
+        return with_jit_replaced(fn, lambda jit: _ForeignFunction(jit, target, compiled))
+    except NotReplayable as error:
+        raise BadValue(f"{fn!r} cannot be compiled offline: {error}") from None
 
 
 def _layers(fn: Any) -> list[Any]:
@@ -212,7 +197,8 @@ def _survivors(tuner: SmartAutotuner, named: dict[str, Any]) -> tuple[list[trito
         twin.nargs = None
 
 
-def _with_resources(candidate: Candidate) -> Verdict:
+def with_resources(candidate: Candidate) -> Verdict:
+    """The candidate's verdict with the registers and spills of its binary."""
     found = resources.of(candidate.kernel) if candidate.kernel is not None else None
     if found is None:
         return candidate.verdict

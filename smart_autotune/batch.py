@@ -30,6 +30,34 @@ def next_power_of_2(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
+_edges: tuple[int, ...] = ()
+
+
+def end_buckets_at(sizes: Iterable[int]) -> None:
+    """From now on power-of-two buckets end at these batch sizes, which are the ones that a server captures.
+
+    Of the sizes between two powers of two the largest is an edge, so that there are no more buckets than before, and
+    what is captured at 160 is not tuned with what runs at 256. No sizes: powers of two again.
+    """
+    global _edges
+    largest: dict[int, int] = {}
+    for size in sizes:
+        if size > 0:
+            octave = next_power_of_2(size)
+            largest[octave] = max(size, largest.get(octave, 0))
+    top = max(largest, default=0)
+    edges = tuple(largest.get(1 << n, 1 << n) for n in range(next_power_of_2(top).bit_length()))
+    edges = () if all(edge & (edge - 1) == 0 for edge in edges) else edges
+    if edges != _edges:
+        _edges = edges
+        settings.renew()
+
+
+def _next_edge(size: int) -> int:
+    index = bisect.bisect_left(_edges, size)
+    return _edges[index] if index < len(_edges) else next_power_of_2(size)
+
+
 class BatchRule:
     """Finds one call's batch size and rounds it up to a bucket."""
 
@@ -38,12 +66,19 @@ class BatchRule:
     ) -> None:
         self._kernel = kernel
         self._find = self._finder(arg_names, batch)
-        self.bucket_of = self._rounding(buckets)
+        self._own_rounding = None if buckets == "pow2" else self._rounding(buckets)
         self._disabled_by = _author_key(keys) if batch == "auto" else ""
         by_preference = {name: rank for rank, name in enumerate(BATCH_NAMES)}
         named = [name for name in arg_names if name.lower() in by_preference]
         self._candidates = sorted(named, key=lambda name: by_preference[name.lower()])
         self._spec = batch
+
+    @property
+    def bucket_of(self) -> Callable[[int], int]:
+        """How a size is rounded now; another function after :func:`end_buckets_at`."""
+        if self._own_rounding is not None:
+            return self._own_rounding
+        return _next_edge if _edges else next_power_of_2
 
     def part(self, named: Mapping[str, Any]) -> tuple[str, int] | None:
         """``(where the size came from, bucket)``, or None when the batch is not part of this call's key."""
@@ -127,8 +162,6 @@ class BatchRule:
         return value
 
     def _rounding(self, buckets: BucketSpec) -> Callable[[int], int]:
-        if buckets == "pow2":
-            return next_power_of_2
         if callable(buckets):
             return self._checked_rounding(buckets)
         edges = list(buckets) if isinstance(buckets, Iterable) and not isinstance(buckets, str) else []

@@ -6,10 +6,10 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-from smart_autotune import serving, settings
+from smart_autotune import recorder, serving, settings
 from smart_autotune.errors import NoConfigFits
 from smart_autotune.key import TuningKey
 from smart_autotune.limits import DeviceLimits
@@ -20,6 +20,7 @@ from smart_autotune.verdict import OVER_LIMIT, TuningRecord, Verdict, describe
 log = logging.getLogger("smart_autotune")
 
 _all: weakref.WeakSet[Records] = weakref.WeakSet()
+TAKEN_OVER = ("stored", "another rank")  # not tuned by this process
 _MOST_COLD_KEYS = 4096  # a kernel whose key never repeats must not grow a list for ever
 
 
@@ -49,20 +50,31 @@ class Records:
         with self._mutex:
             return list(self._cold.values())
 
+    def served(self) -> list[str]:
+        """One line for each key: what serves it."""
+        with self._mutex:
+            records, cold = list(self._by_key.values()), dict(self._cold)
+        lines = [_line(record.kernel, record.key, record.served_by, record.winner) for record in records]
+        return lines + [_line(self._kernel, key, origin) for key, origin in cold.items()]
+
     def tuned(self, record: TuningRecord) -> None:
         with self._mutex:
             self._by_key.pop(record.key, None)
             self._by_key[record.key] = record
             self._cold.pop(record.key, None)
             self._said.discard(record.key)
-        for verdict in record.verdicts:
+        recorder.settled(record)
+        _count(record)
+        for verdict in record.verdicts if log.isEnabledFor(logging.DEBUG) else ():
             log.debug(
                 "%s: %s: outcome=%s need=%s limit=%s unit=%s median_us=%s %s",
                 self._kernel, describe(verdict.config), verdict.outcome, verdict.need, verdict.limit, verdict.unit,
                 verdict.median_us, verdict.detail,
             )  # fmt: skip
+        if not log.isEnabledFor(logging.INFO):
+            return
         winner = record.winner
-        if record.served_by in ("stored", "another rank"):
+        if record.served_by in TAKEN_OVER:
             log.info(
                 "%s: [%s] from %s: winner=[%s] median=%s",
                 self._kernel, record.key.describe(), record.served_by, describe(winner.config) if winner else None,
@@ -85,6 +97,9 @@ class Records:
                 return
             if len(self._said) < _MOST_COLD_KEYS:
                 self._said.add(key)
+        recorder.served_cold(self._kernel, key, ranking, reason)
+        if cold:
+            _count(None)
         asked_for = not cold or settings.current().mode != "tune"
         level = logging.INFO if asked_for else logging.WARNING
         log.log(level, "%s: cold key [%s] served by %s: %s", self._kernel, key.describe(), ranking.origin, reason)
@@ -134,6 +149,55 @@ def coverage() -> Coverage:
     return Coverage(sum(1 for kernel in kernels for _ in kernel), near, len(origins) - near)
 
 
+def served() -> list[str]:
+    """One line for each key that ``coverage()`` counts: its kernel, the key, what serves it."""
+    return sorted(line for kernel in list(_all) for line in kernel.served())
+
+
+@dataclass
+class Totals:
+    """Sums over the life of this process; they only grow. ``cold``: keys first served untuned, each counted once.
+
+    ``verdicts`` (by outcome) and the seconds are those of tunings done here, not of results read from disk.
+    """
+
+    tunings: int = 0
+    compile_secs: float = 0.0
+    timing_secs: float = 0.0
+    cold: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+
+
+_totals = Totals()
+_totals_mutex = threading.Lock()
+_listener: Callable[[], None] | None = None
+
+
+def totals() -> Totals:
+    """A copy of the sums as they are now."""
+    with _totals_mutex:
+        return replace(_totals, verdicts=_totals.verdicts.copy())
+
+
+def tell(listener: Callable[[], None] | None) -> None:
+    """``listener`` is called whenever a key is settled or first served untuned, by no launch that has a plan."""
+    global _listener
+    _listener = listener
+
+
+def _count(record: TuningRecord | None) -> None:
+    with _totals_mutex:
+        if record is None:
+            _totals.cold += 1
+        elif record.served_by not in TAKEN_OVER:
+            _totals.tunings += 1
+            _totals.compile_secs += record.compile_secs
+            _totals.timing_secs += record.timing_secs
+            _totals.verdicts.update(str(verdict.outcome) for verdict in record.verdicts)
+    if _listener is not None:
+        _listener()
+
+
 def records() -> list[TuningRecord]:
     """The tuning records of every kernel in this process, oldest first."""
     return sorted((record for kernel in list(_all) for record in kernel), key=lambda record: record.created)
@@ -170,6 +234,11 @@ def no_config_fits(
 
 def _counts(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+
+
+def _line(kernel: str, key: TuningKey, served_by: str, winner: Verdict | None = None) -> str:
+    text = f"{kernel} [{key.describe()}]: {served_by}"
+    return text if winner is None else f"{text}, {describe(winner.config)}"
 
 
 def _time(verdict: Verdict | None) -> str:

@@ -29,12 +29,17 @@ def terminal_columns() -> int:
     return shutil.get_terminal_size((PIPED_COLUMNS, 24)).columns
 
 
+def printable(text: str) -> str:
+    """Text of a file on one line, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def render_audit(audit: Audit, columns: int | None = None, color: bool = False) -> str:
     """One kernel, arch and example: the arch's cap, a row for each config, what fits and what was dropped."""
     device = audit.limits
     what_if = " (what-if)" if device.what_if else ""
     head = (
-        f"{audit.kernel} on {device.arch}, example {audit.example}: "
+        f"{audit.kernel} on {device.arch}, {audit.call} {audit.example}: "
         f"{device.shared_bytes:,} bytes of shared memory a block{what_if}"
     )
     parts = [head, _table(audit.verdicts, columns or terminal_columns(), color)]
@@ -58,6 +63,11 @@ def explain(
         parts = [f"{kernel}: nothing tuned yet"]
     parts += [f"served cold: {key.describe()}" for key in cold]
     return "\n".join(parts) + "\n"
+
+
+def render_record(record: TuningRecord, columns: int | None = None, color: bool = False) -> str:
+    """One tuning: a row for each config, its time, why it was dropped, what the tuning took."""
+    return "\n".join(_record(record, columns or terminal_columns(), color))
 
 
 def _record(record: TuningRecord, columns: int, color: bool) -> list[str]:

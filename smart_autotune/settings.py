@@ -33,6 +33,16 @@ def _boolean(text: str) -> bool:
     raise ValueError("1 or 0")
 
 
+def _switch(text: str) -> str:
+    """Off, on, or on wherever it is: "0", "1", "force"."""
+    if text.strip().lower() == "force":
+        return "force"
+    try:
+        return str(int(_boolean(text)))
+    except ValueError:
+        raise ValueError("1 or 0 or force") from None
+
+
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         lowered = text.strip().lower()
@@ -114,6 +124,17 @@ class Settings:
     )
     rescue: bool = _setting(True, _boolean, "when nothing fits, try the same configs with fewer pipeline stages")
     deterministic: bool = _setting(False, _boolean, "the batch size never selects a config (batch-invariant results)")
+    log: str = _setting(
+        "", _text, "a line of JSON for each settled key goes to this file (%p: process number) or folder; empty: none"
+    )
+    sparse_decode: str = _setting(
+        "0",
+        _switch,
+        "1: SGLang's SM120 sparse decode is our op | force: the GPU is not asked (for tests) | 0: SGLang's own",
+    )
+    freeze_after_capture: bool = _setting(
+        False, _boolean, "tuning is frozen once SGLang has captured its CUDA graphs, before its first request"
+    )
     shared_bytes_cap: int = _setting(0, _integer(0), "what-if shared-memory cap per block in bytes; 0: the device's")
     strict: bool = _setting(False, _boolean, "raise our own internal errors instead of falling back to stock Triton")
 

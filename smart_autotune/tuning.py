@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import triton
 
-from smart_autotune import bench, prefilter, settings
+from smart_autotune import bench, prefilter, recorder, settings
 from smart_autotune.batch import BatchRule
 from smart_autotune.errors import mark_not_ours, not_ours, one_line
 from smart_autotune.history import Records, no_config_fits
@@ -101,6 +101,7 @@ class Tuning:
             kept = self.view.prune(call)
         unique = distinct(kept)
         dropped = without(self.view.configs, unique)
+        recorder.met(self.view, self.batch, call, unique)
         return unique, [Verdict(config, Outcome.PRUNED_BY_USER) for config in dropped]
 
     def _timed(self, timing: bench.Bench, key: TuningKey, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -232,6 +233,7 @@ def nothing_fits(
     kernel: str, key: TuningKey, candidates: Sequence[Candidate], pruned: Sequence[Verdict], device: DeviceLimits
 ) -> BaseException:
     """The error to raise: how close it was; or, when every config failed otherwise, the first failure itself."""
+    recorder.nothing_fits(kernel, key, [*(c.verdict for c in candidates), *pruned])
     first = next((c.error for c in candidates if c.error is not None), None)
     if first is not None and not any(over_limit(c) for c in candidates):
         log.error("%s: every config failed for [%s]: %s", kernel, key.describe(), one_line(first))

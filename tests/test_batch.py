@@ -77,6 +77,65 @@ def test_rounding_to_a_list_is_monotone_and_up_to_the_nearest_edge(edges: list[i
     assert bucket_of(one) == min((edge for edge in edges if edge >= one), default=edges[-1])
 
 
+@pytest.fixture
+def captured() -> Iterator[Any]:
+    """Tells which sizes a server captures; forgotten after the test."""
+    yield batch_module.end_buckets_at
+    batch_module.end_buckets_at(())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rounded"),
+    [
+        ([1, 2, 4, 8, 12, 16, 96, 160], {1: 1, 9: 16, 33: 64, 65: 96, 97: 160, 160: 160, 161: 256, 5000: 8192}),
+        ([24, 1, 3, 6, 12], {1: 1, 2: 2, 3: 3, 4: 6, 7: 12, 13: 24, 24: 24, 25: 32}),
+        ([20], {1: 1, 9: 16, 17: 20, 21: 32}),
+        ([1, 2, 4, 8], {3: 4, 9: 16}),
+        ([], {3: 4, 9: 16}),
+        ([0, -4], {0: 1, 3: 4}),
+    ],
+)
+def test_powers_of_two_give_way_to_the_largest_captured_size_below_each(
+    captured: Any, sizes: list[int], rounded: dict[int, int]
+) -> None:
+    bucket_of = rule({}).bucket_of
+    assert bucket_of is next_power_of_2
+    captured(sizes)
+    assert {size: rule({}).bucket_of(size) for size in rounded} == rounded
+
+
+@unhurried
+@hypothesis.given(sizes=st.lists(st.integers(1, 600)), one=st.integers(0, 2000), other=st.integers(0, 2000))
+def test_captured_sizes_round_up_monotone_and_into_no_more_buckets(sizes: list[int], one: int, other: int) -> None:
+    batch_module.end_buckets_at(sizes)
+    try:
+        bucket_of = rule({}).bucket_of
+        assert bucket_of(one) >= one and (one <= other) <= (bucket_of(one) <= bucket_of(other))
+        buckets = {bucket_of(size) for size in range(1, 1025)}
+        assert len(buckets) <= 12 and all(bucket_of(bucket) == bucket for bucket in buckets)
+        assert bucket_of(max(sizes, default=1)) == max(sizes, default=1) or not sizes
+    finally:
+        batch_module.end_buckets_at(())
+
+
+def test_captured_sizes_change_no_rounding_of_the_author(captured: Any) -> None:
+    captured([20])
+    assert part({"B": 17}, buckets=[16, 64]) == ("B", 64)
+    assert part({"B": 17}, buckets=exact) == ("B", 17)
+    assert part({"B": 17}) == ("B", 20)
+
+
+def test_launches_planned_before_are_looked_at_again(captured: Any) -> None:
+    before = settings.current()
+    captured([1, 2, 4])
+    assert settings.current() is before, "nothing changes"
+    captured([20])
+    assert settings.current() is not before and settings.current() == before
+    now = settings.current()
+    captured([20])
+    assert settings.current() is now
+
+
 def test_a_size_beyond_the_last_bucket_is_in_the_last() -> None:
     assert part({"B": 1000}, buckets=[16, 64]) == ("B", 64)
 

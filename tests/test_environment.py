@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import threading
 import time
 
@@ -14,8 +15,10 @@ import pytest
 import torch
 import triton
 
-from smart_autotune import NoConfigFits, Outcome, bench, gpu_bench, settings, smart_autotune
+from smart_autotune import NoConfigFits, Outcome, bench, gpu_bench, settings, smart_autotune, thaw
+from smart_autotune.patches import sglang as sglang_patch
 from smart_autotune.patches import startup
+from support import fake_sglang
 from support.fake_kernel import FakeKernel
 from support.kernels import copy_arguments, fresh, scaled_copy, tile, tile_arguments, tile_product
 from support.patching import on_the_verified_triton, put_back
@@ -213,6 +216,31 @@ def what_happens_when_nothing_fits(monkeypatch, folder):
     except NoConfigFits:
         return "an error"
     return kernel.best_config.num_stages < 9
+
+
+@scene("SMART_AUTOTUNE_LOG", "given")
+def whether_a_tuning_leaves_a_line_in_the_file_that_was_named(monkeypatch, folder):
+    kernel = smart_autotune(configs=[tile(2), tile(3)], key=[], do_bench=counted([]))(fresh(tile_product))
+    kernel[(1,)](*tile_arguments())
+    return [path.read_text().count("\n") for path in folder.rglob("*") if path.is_file()]
+
+
+@scene("SMART_AUTOTUNE_SPARSE_DECODE", "force")
+def whether_sglangs_decode_is_ours(monkeypatch, folder):
+    with fake_sglang.loaded(monkeypatch, folder):
+        sglang_patch.apply()
+        return hasattr(importlib.import_module(fake_sglang.ENTRY_MODULE).flash_mla_with_kvcache_sm120, "__wrapped__")
+
+
+@scene("SMART_AUTOTUNE_FREEZE_AFTER_CAPTURE", "1")
+def whether_a_server_that_is_ready_still_tunes(monkeypatch, folder):
+    with fake_sglang.loaded(monkeypatch, folder):
+        sglang_patch.apply()
+        importlib.import_module(fake_sglang.SCHEDULER_MODULE).Scheduler().get_init_info()
+    kernel = tuner()
+    kernel[(1,)](None, 100)
+    thaw()
+    return len(kernel.do_bench.timed)
 
 
 @scene("SMART_AUTOTUNE_SHARED_BYTES_CAP", "20000")

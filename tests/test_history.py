@@ -11,8 +11,9 @@ import torch
 import triton
 
 import smart_autotune as package
-from smart_autotune import Outcome, TuningRecord, smart_autotune
+from smart_autotune import Outcome, TuningRecord, history, settings, smart_autotune
 from support.fake_kernel import FakeKernel
+from support.kernels import fresh, tile, tile_arguments, tile_product
 from support.stub_driver import capturing
 
 
@@ -150,3 +151,76 @@ def test_a_record_and_its_verdicts_cannot_be_changed_from_outside(sm_120):
         record.verdicts[0].outcome = Outcome.SLOWER
     kernel.records.clear()
     assert kernel.records == [record], "the list is a copy"
+
+
+# ---- sums ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told():
+    """How often whoever wants to know is told; nobody after the test."""
+    calls = []
+    history.tell(lambda: calls.append(history.totals()))
+    yield calls
+    history.tell(None)
+
+
+def grown(before):
+    now = history.totals()
+    verdicts = {name: count - before.verdicts[name] for name, count in now.verdicts.items()}
+    verdicts = {name: count for name, count in verdicts.items() if count}
+    return now.tunings - before.tunings, now.cold - before.cold, verdicts
+
+
+def test_the_sums_count_tunings_and_verdicts_and_a_cold_key_once(sm_120, told):
+    before = history.totals()
+    kernel = tuned()
+    for _ in range(3):
+        kernel[(1,)](torch.zeros(3), 63)
+    with capturing():
+        for _ in range(3):
+            kernel[(1,)](torch.zeros(3), 100)
+    assert grown(before) == (1, 1, {"WON": 1, "SLOWER": 2, "OVER_SHARED_MEMORY": 1})
+    assert len(told) == 2, "no launch of a known key"
+    kernel[(1,)](torch.zeros(3), 100)  # nothing is left cold for other tests
+    assert history.totals().compile_secs > before.compile_secs and history.totals().timing_secs > before.timing_secs
+
+
+def test_the_sums_never_shrink_with_a_kernel_or_a_tuning_done_again(sm_120):
+    before = history.totals()
+    kernel = tuned()
+    kernel[(1,)](None, 63)
+    kernel.cache.clear()
+    kernel[(1,)](None, 63)
+    del kernel
+    gc.collect()
+    assert grown(before)[0] == 2
+
+
+def test_what_is_read_from_disk_is_no_tuning_but_is_told(sm_120, tmp_path, told):
+    with settings.override(cache=True, cache_dir=str(tmp_path)):
+        for _ in range(2):  # a process each, as far as this kernel's memory goes
+            before = history.totals()
+            kernel = smart_autotune(configs=[tile(2), tile(3)], key=[])(fresh(tile_product))
+            kernel[(1,)](*tile_arguments())
+        assert [record.served_by for record in kernel.records] == ["stored"]
+    assert grown(before) == (0, 0, {}) and len(told) == 2
+
+
+def test_the_sums_given_out_are_a_copy(sm_120):
+    history.totals().verdicts["WON"] += 100
+    before = history.totals()
+    history.totals().tunings += 100
+    assert history.totals() == before
+
+
+def test_each_key_has_a_line_that_says_what_serves_it(sm_120):
+    kernel = tuned()
+    kernel[(1,)](torch.zeros(3), 63)
+    with capturing():
+        kernel[(1,)](torch.zeros(100), 63)
+    mine = [line for line in history.served() if "n=63" in line]
+    assert "shape [n=63 x:float32 batch(x)<=4 on sm_120 (101376 B)]: tuned, BLOCK=2, num_warps=4, num_stages=3" in mine
+    assert "shape [n=63 x:float32 batch(x)<=128 on sm_120 (101376 B)]: nearest bucket 4" in mine
+    kernel[(1,)](torch.zeros(100), 63)
+    assert not any("nearest" in line for line in history.served())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 
 import pytest
@@ -42,6 +43,7 @@ def last_block(kernel):
 
 
 def test_frozen_nothing_is_tuned_until_it_thaws(sm_120, caplog):
+    gc.collect()
     kernel = tuned()
     freeze()
     for _ in range(2):
@@ -220,6 +222,7 @@ def test_when_frozen_an_unseen_number_in_the_authors_key_is_served_by_the_neares
 
 
 def test_the_coverage_counts_tuned_near_and_cold(sm_120):
+    gc.collect()  # kernels of other tests would leave while this one counts
     before = coverage()
     kernel = tuned(FakeKernel(batched))
     kernel[(1,)](of_batch(3), 63)

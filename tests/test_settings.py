@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from smart_autotune import settings
+from smart_autotune import patches, settings
 from smart_autotune.settings import Settings, SettingsError
 
 FIELDS = dataclasses.fields(Settings)
@@ -56,6 +56,11 @@ CASES = {
     "bench": Cases("events", {"events": "events", "GRAPH": "graph"}, ["", "event", "1", "off"], "events | graph"),
     "rescue": Cases(True, YES_NO, NOT_YES_NO, "1 or 0"),
     "deterministic": Cases(False, YES_NO, NOT_YES_NO, "1 or 0"),
+    "log": Cases("", {"": "", " /a/b %p.jsonl ": "/a/b %p.jsonl", "~/x/": "~/x/"}, [], ""),
+    "sparse_decode": Cases(
+        "0", {"0": "0", "": "0", "off": "0", "1": "1", " On ": "1", "FORCE": "force"}, NOT_YES_NO, "1 or 0 or force"
+    ),
+    "freeze_after_capture": Cases(False, YES_NO, NOT_YES_NO, "1 or 0"),
     "shared_bytes_cap": Cases(0, {"0": 0, "101376": 101_376}, NOT_A_COUNT, "an integer >= 0"),
     "strict": Cases(False, YES_NO, NOT_YES_NO, "1 or 0"),
 }
@@ -185,7 +190,8 @@ def settings_read_in(source: str) -> Iterator[str]:
 @functools.cache
 def settings_read_by_the_package() -> set[str]:
     declared_in = Path(inspect.getfile(settings))
-    files = [path for path in declared_in.parent.rglob("*.py") if path != declared_in]
+    folders = (declared_in.parent, Path(inspect.getfile(patches)).parent)
+    files = [path for folder in folders for path in folder.rglob("*.py") if path != declared_in]
     return {name for path in files for name in settings_read_in(path.read_text(encoding="utf-8"))}
 
 

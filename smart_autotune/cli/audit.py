@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,37 +21,60 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from smart_autotune import limits
 from smart_autotune.audit import Arguments, Audit, examples_of, tuner_of
 from smart_autotune.audit import audit as audit_kernel
+from smart_autotune.cli import output
+from smart_autotune.cli.errors import BadArgument
 from smart_autotune.cli.native import NativeOutput, NotCaught
 from smart_autotune.errors import SmartAutotuneError, one_line
 from smart_autotune.report import render_audit
 from smart_autotune.settings import SettingsError
 
 NOTHING_FITS = 3
-
-
-class BadArgument(click.ClickException):
-    """What was asked cannot be done; one line says why and what would."""
-
-    exit_code = 2
+NOT_REPLAYED = 4
 
 
 @click.command()
-@click.argument("target", metavar="MODULE[:KERNEL]")
+@click.argument("target", metavar="MODULE[:KERNEL]", required=False)
+@click.option(
+    "--from",
+    "log",
+    metavar="LOG",
+    type=click.Path(path_type=Path),
+    help="Audit the calls in this file (or folder) of SMART_AUTOTUNE_LOG instead of a module's examples. "
+    "The modules that it names are imported: read only logs that you trust. The folder of kept tunings does "
+    "not do: its entries hold no signatures.",
+)
+@click.option("--kernel", "wanted", metavar="PATTERN", help="With --from: only kernels of this name (* and ? match).")
 @click.option("--arch", "archs", multiple=True, required=True, metavar="sm_NN", help="Repeat it for more than one.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead of tables.")
 @click.option("-v", "--verbose", is_flag=True, help="Let through what the compiler itself writes to stderr.")
 @click.pass_context
-def audit(context: click.Context, target: str, archs: tuple[str, ...], as_json: bool, verbose: bool) -> None:
+def audit(
+    context: click.Context, target: str | None, log: Path | None, wanted: str | None, archs: tuple[str, ...],
+    as_json: bool, verbose: bool,
+) -> None:  # fmt: skip
     """Compile every config of the smart-autotuned kernels in MODULE for each --arch and each of their examples.
 
-    Exit status: 0 every kernel has a fitting config on every arch, 3 one has none, 2 bad arguments.
+    With --from: of every kernel that a server met, for its own calls.
+
+    Exit status: 0 every kernel has a fitting config on every arch, 3 one has none, 4 a recorded call could not be
+    compiled again (and all others fit), 2 bad arguments.
     """
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    stdout = sys.stdout
+    catch = NativeOutput if not verbose else NotCaught
+    archs = tuple(dict.fromkeys(archs))
+    if (target is None) == (log is None):
+        raise click.UsageError("give a MODULE or --from LOG, one of the two")
+    if log is not None:
+        from smart_autotune.cli.replayed import audit_log
+
+        context.exit(audit_log(log, wanted, archs, as_json, catch))
+    if wanted is not None:
+        raise click.UsageError("--kernel goes with --from; write MODULE:KERNEL")
+    assert target is not None
+    stdout, color = sys.stdout, output.color()
     audits = []
     # What a module, a kernel's author or the compiler prints must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr):
-        for done in _audits(target, tuple(dict.fromkeys(archs)), NativeOutput if not verbose else NotCaught):
+        for done in _audits(target, archs, catch):
             audits.append(done)
             if not as_json:
                 click.echo(render_audit(done, color=color), file=stdout, color=color)
@@ -79,14 +103,14 @@ def _run(
         offered = len(getattr(tuner_of(kernel), "configs", ()))
         for arch in archs:
             for name, arguments in examples.items():
-                with catch() as caught, _progress(f"{arch}, {name}", offered) as compiled:
+                with catch() as caught, progress(f"{arch}, {name}", offered) as compiled:
                     done = audit_kernel(kernel, arch, name, arguments, compiled)
                     notes = (*done.notes, *caught.errors())
                 yield replace(done, kernel=kernel_name, notes=notes)
 
 
 @contextlib.contextmanager
-def _progress(label: str, total: int) -> Iterator[Callable[[], None]]:
+def progress(label: str, total: int) -> Iterator[Callable[[], None]]:
     """Counts compiles on stderr while a person watches; gone again before the next table is printed."""
     if not sys.stderr.isatty():
         yield lambda: None
@@ -115,9 +139,14 @@ def find_kernels(target: str) -> dict[str, Any]:
     return {wanted: getattr(module, wanted)}
 
 
-def _imported(name: str) -> ModuleType:
-    if os.getcwd() not in sys.path:  # the installed script does not see modules of the working folder otherwise
+def see_working_folder() -> None:
+    """Its modules can be imported: the installed script does not see them otherwise."""
+    if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+
+
+def _imported(name: str) -> ModuleType:
+    see_working_folder()
     try:
         return importlib.import_module(name)
     except Exception as error:

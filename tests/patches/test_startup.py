@@ -22,7 +22,7 @@ ON = {"SMART_AUTOTUNE": "1"}
 MARK = "print(getattr(Autotuner.run, '_smart_autotune_patch', 'stock'), flush=True)"
 ASK = f"from triton.runtime.autotuner import Autotuner; {MARK}"
 OURS, STOCK = "triton-3.6.0", "stock"
-GROUPS = ("sglang.srt.plugins", "vllm.general_plugins")
+GROUPS = {"sglang.srt.plugins": "activate_in_sglang", "vllm.general_plugins": "activate"}
 LOAD = """
 from importlib.metadata import entry_points
 for group in ("sglang.srt.plugins", "vllm.general_plugins"):
@@ -99,7 +99,9 @@ def test_the_wheel_names_one_entry_point_for_each_server(installed, group):
         from importlib.metadata import entry_points
         print([(entry.name, entry.value) for entry in entry_points(group={group!r})])
     """
-    assert printed(installed, code, {})[0] == ["[('smart_autotune', 'smart_autotune.patches.startup:activate')]"]
+    assert printed(installed, code, {})[0] == [
+        f"[('smart_autotune', 'smart_autotune.patches.startup:{GROUPS[group]}')]"
+    ]
 
 
 def test_an_entry_point_applies_the_patch_at_once_where_triton_is_there(without_pth):

@@ -1,33 +1,21 @@
 """Real SGLang wheels: their own ``load_plugins()`` turns us on, and their sparse-decode kernel is tuned by our engine.
 
-No GPU and no server: the modules are SGLang's, the device is the tests' stand-in. What is installed beside the wheel is
-what importing these modules takes; ``torchvision``, whose wheel wants another torch, is two lines.
+No GPU and no server: the modules are SGLang's, the device is the tests' stand-in.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
-from support.installed import TESTS, Environment, installed_from_index
-from support.patching import on_the_verified_triton
-
-pytestmark = [
-    pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="these SGLang wheels are made for CPython 3.11 only"),
-    on_the_verified_triton,
-]
+from support.installed import TESTS
 
 # Where the kernel is, by version.
 MODULES = {
     "0.5.14": "sglang.srt.layers.attention.flash_mla_sm120_triton",
     "0.5.17": "sglang.kernels.ops.attention.flash_mla_sm120_triton",
 }
-NEEDED = (
-    "orjson", "psutil", "pybase64", "requests", "pillow", "starlette", "tqdm", "ipython", "pydantic", "aiohttp",
-    "msgspec", "numpy<2.4",
-)  # fmt: skip
 SCRIPT = f"""
 import importlib, json, logging, sys
 
@@ -59,6 +47,7 @@ def call(batch, heads=64):
         torch.full((batch,), 512, dtype=torch.int32),
     )
 
+entry = importlib.import_module(sys.argv[1].removesuffix("_triton")).flash_mla_with_kvcache_sm120
 driver = StubDriver(120)
 driver.bench = ScriptedBench(driver, lambda launch: launch.metadata.num_warps)
 with active(driver):
@@ -74,38 +63,28 @@ print(json.dumps({{
         for record in smart_autotune.records()
     ],
     "launches": len(driver.launches), "timed": len(driver.bench.timed), "best": str(kernel.best_config),
+    "decode_is_ours": hasattr(entry, "__wrapped__"),
 }}))
 """
 
 
-@pytest.fixture(scope="module", params=MODULES)
-def server(request, tmp_path_factory, wheel):
-    """An environment with SGLang and our wheel, without the ``.pth``: only SGLang's own loader can turn us on."""
-    folder = tmp_path_factory.mktemp(f"sglang-{request.param}")
-    stub = folder / "stub" / "torchvision"
-    stub.mkdir(parents=True)
-    (stub / "__init__.py").write_text("from torchvision import io\n")
-    (stub / "io.py").write_text("def decode_jpeg(*args, **kwargs):\n    raise NotImplementedError\n")
-    environment = Environment(folder / "venv").install(wheel)
-    (environment.packages / "smart_autotune.pth").unlink()
-    environment.see(stub.parent, installed_from_index(f"sglang-{request.param}", f"sglang=={request.param}"))
-    environment.see_dependencies().see(installed_from_index("sglang-needs", *NEEDED, deps=True))
-    environment.script = folder / "serve.py"
-    environment.script.write_text(SCRIPT, encoding="utf-8")
-    environment.module = MODULES[request.param]
-    return environment
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("script") / "serve.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return str(path)
 
 
 ONE_VERSION = pytest.mark.parametrize("server", ["0.5.17"], indirect=True)
 
 
-def report(server, variables, check=True):
-    done = server.run(str(server.script), server.module, variables=variables, check=check)
+def report(server, script, variables):
+    done = server.run(script, MODULES[server.version], variables=variables)
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-def test_sglangs_own_loader_turns_us_on_and_its_kernel_is_tuned_by_our_engine(server):
-    found, complaints = report(server, {"SMART_AUTOTUNE": "1"})
+def test_sglangs_own_loader_turns_us_on_and_its_kernel_is_tuned_by_our_engine(server, script):
+    found, complaints = report(server, script, {"SMART_AUTOTUNE": "1"})
     assert not found["before"] and found["after_loading"] and found["enabled"]
     assert found["tuners_before"] >= 1, "the kernel's tuner was made before us"
     assert found["kernel"] == "triton.runtime.autotuner"
@@ -118,25 +97,28 @@ def test_sglangs_own_loader_turns_us_on_and_its_kernel_is_tuned_by_our_engine(se
         assert record["batch"][1] == 2
     assert found["timed"] == 2 * 3 and found["launches"] == 2 * 3 + 2 * 2
     assert "num_warps: 4" in found["best"]
+    assert not found["decode_is_ours"], "nobody asked for it"
     assert "smart_autotune" not in complaints
 
 
 @ONE_VERSION
 @pytest.mark.parametrize(
-    "variables", [{}, {"SMART_AUTOTUNE": "1", "SGLANG_PLUGINS": "another"}], ids=["unset", "filtered"]
+    "variables",
+    [{}, {"SMART_AUTOTUNE": "1", "SMART_AUTOTUNE_SPARSE_DECODE": "force", "SGLANG_PLUGINS": "another"}],
+    ids=["unset", "filtered"],
 )
-def test_unset_or_filtered_out_by_sglang_stock_tunes(server, variables):
-    found, complaints = report(server, variables)
-    assert not found["enabled"] and found["records"] == []
+def test_unset_or_filtered_out_by_sglang_stock_tunes(server, script, variables):
+    found, complaints = report(server, script, variables)
+    assert not found["enabled"] and found["records"] == [] and not found["decode_is_ours"]
     assert found["after_loading"] is ("SGLANG_PLUGINS" not in variables), "an entry point is imported; inert when unset"
     assert found["timed"] == 2 * 3 and "num_warps: 4" in found["best"]
     assert "smart_autotune" not in complaints
 
 
 @ONE_VERSION
-def test_strict_sglang_reports_what_stands_against_it_and_serves(server):
+def test_strict_sglang_reports_what_stands_against_it_and_serves(server, script):
     """SGLang catches what a plug-in raises, logs it and goes on."""
     variables = {"SMART_AUTOTUNE": "maybe", "SMART_AUTOTUNE_STRICT": "1"}
-    found, complaints = report(server, variables)
+    found, complaints = report(server, script, variables)
     assert not found["enabled"] and found["records"] == []
     assert "SMART_AUTOTUNE='maybe' is not allowed" in complaints

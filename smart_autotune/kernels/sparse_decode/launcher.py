@@ -22,7 +22,8 @@ def choose_splits(rows: int, num_heads: int, topk: int, extra_topk: int, sm_coun
 
     A function of shapes alone, so that a captured graph stays valid whatever the live lengths are.
     """
-    block_t, block_h = config.kwargs["BLOCK_T"], config.kwargs["BLOCK_H"]
+    block_t: int = config.kwargs["BLOCK_T"]
+    block_h: int = config.kwargs["BLOCK_H"]
     blocks = -(-topk // block_t) + -(-extra_topk // block_t)
     programs = max(rows * -(-num_heads // block_h), 1)
     wanted = round(config.kwargs["WAVES"] * sm_count / programs)
