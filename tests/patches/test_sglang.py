@@ -270,9 +270,10 @@ def test_a_layer_passed_by_position_is_seen_too_and_forgotten_after_its_call(sgl
 def test_where_the_ranks_heads_do_not_come_first_all_are_computed(sglang, forced, served, monkeypatch):
     release = verified.RELEASES["0.5.14"]
     slices = verified.Release(release.decode, release.files, heads_lead=False)
-    monkeypatch.setitem(verified.RELEASES, "0.5.14", slices)
-    plugin.apply()
-    in_layer(16)
+    with monkeypatch.context() as scope:  # undone before the fake release is
+        scope.setitem(verified.RELEASES, "0.5.14", slices)
+        plugin.apply()
+        in_layer(16)
     assert served.seen[0][1]["num_heads"] == 64
     assert not verified.RELEASES["0.5.13"].heads_lead
 

@@ -26,7 +26,8 @@ def choose_splits(rows: int, num_heads: int, topk: int, extra_topk: int, sm_coun
     block_h: int = config.kwargs["BLOCK_H"]
     blocks = -(-topk // block_t) + -(-extra_topk // block_t)
     programs = max(rows * -(-num_heads // block_h), 1)
-    wanted = round(config.kwargs["WAVES"] * sm_count / programs)
+    waves: int = config.kwargs["WAVES"]
+    wanted = round(waves * sm_count / programs)
     return max(1, min(wanted, blocks, MAX_SPLITS))
 
 
