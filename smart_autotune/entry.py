@@ -140,7 +140,7 @@ class Offered:
     def _add(self, configs: Iterable[triton.Config], known: Iterable[str] = ()) -> None:
         for config in configs:
             try:
-                text = _config_text(encoded_config(config))
+                text = canonical(encoded_config(config))
             except CannotBeWritten:
                 continue
             if text in known:
@@ -161,13 +161,6 @@ def _with_fewer_stages(config: triton.Config) -> Iterable[triton.Config]:
         yield twin
 
 
-def _config_text(encoded: dict[str, Any]) -> str:
-    """One text for configs that set the same, in whatever order: ``repr`` keeps 1, True, "1" and 1.0 apart too."""
-    kwargs = encoded.get("kwargs")
-    values = sorted(kwargs.items()) if isinstance(kwargs, dict) else kwargs
-    return repr((values, [(name, encoded[name]) for name in sorted(encoded) if name != "kwargs"]))
-
-
 def _numbered(index: int, raw: Any, limits: DeviceLimits) -> tuple[str, dict[str, Any]]:
     try:
         return _verdict(raw, limits)
@@ -179,10 +172,7 @@ def _verdict(raw: Any, limits: DeviceLimits) -> tuple[str, dict[str, Any]]:
     """One stored verdict: its config's text and the other fields. Checked against itself and today's limits."""
     if not isinstance(raw, dict) or not isinstance(raw.get("config"), dict):
         raise BadEntry("no object with a config")
-    try:
-        text = _config_text(raw["config"])
-    except (ValueError, TypeError, RecursionError) as error:
-        raise BadEntry(f"no config: {error}") from None
+    text = canonical_or_bad(raw["config"])
     try:
         fields: dict[str, Any] = {"outcome": Outcome(raw.get("outcome"))}
     except (ValueError, TypeError):

@@ -24,6 +24,7 @@ from smart_autotune.verdict import Outcome, TuningRecord, Verdict, without
 
 log = logging.getLogger("smart_autotune")
 
+READ_SECS = 10.0  # how long a thread waits for another's look at the disk
 _here = threading.local()  # .tuning: how many tunings this thread is inside of
 
 
@@ -42,7 +43,8 @@ class Rankings:
         self._records = records
         self._times_launches = times_launches
         self._first_that_fits = first_that_fits
-        self._flight = SingleFlight()
+        self._flight = SingleFlight()  # of tunings
+        self._reading = SingleFlight()  # of looks at the disk
         self._tuned: dict[TuningKey, Ranking] = {}
         self._cold: dict[TuningKey, Ranking] = {}
         self._looked_up: set[TuningKey] = set()  # on disk
@@ -92,14 +94,19 @@ class Rankings:
     def _kept(self, call: Call, key: TuningKey, device: DeviceLimits, again: bool = False) -> Ranking | None:
         """The stored ranking, looked up once a key (``again``: once more, after waiting for another process)."""
         if key in self._tuned or (key in self._looked_up and not again):
-            return None  # the caller cleared stock's cache: it wants a new tuning, not the old one from disk
-        self._looked_up.add(key)
+            return self.known(key)  # None: who clears stock's cache wants a new tuning, not the old one from disk
         kept_here = store.current()
         if kept_here is None:
             return None
         configs, pruned = self._tuning.pruned(call)
-        stored = kept_here.load(key, configs, device)
-        return None if stored is None else self._adopt(key, stored, configs, pruned, "stored")
+        with self._reading.claim(key, READ_SECS):  # who meets the key meanwhile waits: it must not be served cold
+            if key in self._tuned or (key in self._looked_up and not again):
+                return self.known(key)
+            try:
+                stored = kept_here.load(key, configs, device)
+                return None if stored is None else self._adopt(key, stored, configs, pruned, "stored")
+            finally:
+                self._looked_up.add(key)
 
     def _adopt(
         self, key: TuningKey, stored: Stored, configs: Sequence[triton.Config], pruned: Sequence[Verdict], origin: str

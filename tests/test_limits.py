@@ -9,7 +9,10 @@ from typing import Any
 
 import hypothesis
 import pytest
+import torch
+import triton
 from hypothesis import strategies as st
+from triton.backends.nvidia.driver import CudaDriver
 
 from smart_autotune import limits, settings
 
@@ -135,6 +138,35 @@ def test_a_new_driver_at_a_dead_ones_address_is_asked_itself() -> None:
         found = limits.of_device(driver, 0)
         assert (found.arch, found.shared_bytes) == (f"sm_{arch}", arch)
         del driver
+
+
+class Cuda(CudaDriver):  # type: ignore[misc]  # triton is untyped
+    """Triton's CUDA driver on a machine without one; what it is asked is noted."""
+
+    def __init__(self) -> None:
+        self.utils = CountingDriver(shared_bytes=111)
+
+    def get_current_target(self) -> Any:
+        return SimpleNamespace(arch=90, warp_size=32)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    """The limits that Triton and torch know of its device 0 already."""
+    monkeypatch.setattr(limits, "max_shared_mem", {0: 232_448}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {0: SimpleNamespace(multi_processor_count=78)}.__getitem__)
+    return Cuda()
+
+
+def test_on_cuda_what_triton_and_torch_know_is_not_asked_again(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.runtime.driver, "_active", cuda)
+    assert limits.of_device(cuda, 0) == limits.DeviceLimits("sm_90", 232_448, multiprocessors=78)
+    assert cuda.utils.asked == []
+
+
+def test_a_cuda_driver_that_is_not_the_active_one_is_asked_itself(cuda: Cuda, sm_120: Any) -> None:
+    assert limits.of_device(cuda, 0) == limits.DeviceLimits("sm_90", 111, multiprocessors=132)
+    assert cuda.utils.asked == [0]
 
 
 # ---- what if -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import shutil
+import tempfile
 import threading
+from pathlib import Path
 
 import filelock
 import pytest
@@ -190,3 +195,83 @@ def test_what_another_process_tuned_meanwhile_is_taken_over(sm_120, folder):
     lock.release()
     thread.join(60)
     assert served == [2] and waiting.do_bench.timed == []
+
+
+def test_who_meets_a_key_while_another_thread_looks_it_up_waits_for_the_stored_ranking(sm_120, folder, monkeypatch):
+    launch(tuned())
+    again = tuned()
+    load, reading, go_on = store.Store.load, threading.Event(), threading.Event()
+
+    def slow_load(*args):
+        reading.set()
+        assert go_on.wait(60)
+        return load(*args)
+
+    monkeypatch.setattr(store.Store, "load", slow_load)
+    with settings.override(mode="pinned"):
+        threads = [threading.Thread(target=launch, args=(again,)) for _ in range(4)]
+        threads[0].start()
+        assert reading.wait(60)
+        for thread in threads[1:]:
+            thread.start()
+        for thread in threads[1:]:
+            thread.join(0.2)
+        go_on.set()
+        for thread in threads:
+            thread.join(60)
+    assert [values["BLOCK"] for values in again.fn.launches] == [2] * 4
+    assert again.cold_keys() == [] and again.do_bench.timed == []
+
+
+def in_child(work):
+    """What ``work`` returned in a forked child, as JSON."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+@pytest.fixture
+def reachable_folder():
+    """One that every user can reach; pytest's own are closed to others."""
+    folder = Path(tempfile.mkdtemp(prefix="smart-autotune-test-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("mode", ["pinned", "tune"])
+def test_a_read_only_folder_made_by_another_user_serves_and_nothing_is_said(sm_120, reachable_folder, mode, caplog):
+    def make():
+        os.environ["HOME"] = "/home/author"
+        return launch(tuned())
+
+    def serve():
+        caplog.clear()
+        os.environ["HOME"] = "/home/server"
+        if os.getuid() == 0:
+            os.setuid(65_534)  # root may write anywhere
+        kernel = tuned()
+        served = [launch(kernel), launch(kernel, batch=5)] if mode == "pinned" else [launch(kernel)]
+        said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        return served, len(kernel.do_bench.timed), said
+
+    with settings.override(cache=True, cache_dir=str(reachable_folder)):
+        assert in_child(make) == 2
+        for path in (reachable_folder, *reachable_folder.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        before = sorted(reachable_folder.rglob("*"))
+        with settings.override(mode=mode):
+            served, timed, said = in_child(serve)
+    assert served == ([2, 2] if mode == "pinned" else [2])
+    assert timed == 0 and said == [] and sorted(reachable_folder.rglob("*")) == before

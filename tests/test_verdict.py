@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import time
@@ -13,7 +14,7 @@ import triton
 from hypothesis import strategies as st
 
 from smart_autotune.key import TuningKey
-from smart_autotune.verdict import FITS, OVER_LIMIT, Outcome, TuningRecord, Verdict, describe
+from smart_autotune.verdict import FITS, OVER_LIMIT, Outcome, TuningRecord, Verdict, describe, distinct
 
 KEY = TuningKey("kernel@1", (("arch", "sm_90"), ("shared_bytes", 232_448)), (("M", "int", 4),), (), ("x", 16))
 
@@ -148,3 +149,19 @@ CHOICES = [
 
 def test_describe_tells_any_two_different_configs_apart() -> None:
     assert len({describe(choice) for choice in CHOICES}) == len(CHOICES)
+
+
+# ---- each config once ----------------------------------------------------------------------------------------------
+
+
+def hook(named: object) -> None: ...
+
+
+VARIANTS = [*CHOICES, config(16, pre_hook=hook), triton.Config({"BLOCK": [16]}), triton.Config({"BLOCK": True})]
+
+
+@hypothesis.given(st.lists(st.sampled_from([*VARIANTS, *map(copy.copy, VARIANTS)])))
+def test_distinct_keeps_the_first_of_equal_configs_in_order(offered: list[triton.Config]) -> None:
+    found = distinct(offered)
+    expected = [choice for index, choice in enumerate(offered) if choice not in offered[:index]]
+    assert [id(choice) for choice in found] == [id(choice) for choice in expected]
