@@ -93,15 +93,15 @@ class Rankings:
 
     def _kept(self, call: Call, key: TuningKey, device: DeviceLimits, again: bool = False) -> Ranking | None:
         """The stored ranking, looked up once a key (``again``: once more, after waiting for another process)."""
-        if key in self._tuned or (key in self._looked_up and not again):
-            return self.known(key)  # None: who clears stock's cache wants a new tuning, not the old one from disk
+        if key in self._looked_up and not again:
+            return self.known(key)
         kept_here = store.current()
         if kept_here is None:
             return None
         configs, pruned = self._tuning.pruned(call)
         with self._reading.claim(key, READ_SECS):  # who meets the key meanwhile waits: it must not be served cold
             if key in self._tuned or (key in self._looked_up and not again):
-                return self.known(key)
+                return self.known(key)  # None: who clears stock's cache wants a new tuning, not the old one from disk
             try:
                 stored = kept_here.load(key, configs, device)
                 return None if stored is None else self._adopt(key, stored, configs, pruned, "stored")
