@@ -15,12 +15,11 @@ from smart_autotune import settings
 from smart_autotune.identity import FORMAT, CannotBeWritten, canonical, differences, identity_parts, plain
 from smart_autotune.key import TuningKey
 from smart_autotune.limits import DeviceLimits
-from smart_autotune.verdict import FITS, OVER_LIMIT, Outcome, TuningRecord, Verdict
+from smart_autotune.verdict import FITS, LAUNCH_OPTIONS, OVER_LIMIT, Outcome, TuningRecord, Verdict
 
-_COUNTS = ("need", "limit", "registers", "spill_bytes")
+COUNTS = ("need", "limit", "registers", "spill_bytes")
 _TIMES = ("median_us", "compile_secs")
 _UNITS = {"bytes": "shared_bytes", "columns": "tensor_columns", "threads": "threads"}  # and the limit in it
-_LAUNCH_OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "ir_override")
 
 
 class BadEntry(Exception):
@@ -69,7 +68,7 @@ def _encoded(verdict: Verdict) -> dict[str, Any] | None:
         config = encoded_config(verdict.config)
     except CannotBeWritten:
         return None
-    known = {name: getattr(verdict, name) for name in (*_COUNTS, "unit", *_TIMES)}
+    known = {name: getattr(verdict, name) for name in (*COUNTS, "unit", *_TIMES)}
     found = {"config": config, "outcome": str(verdict.outcome), "detail": verdict.detail, **known}
     found["spread_us"] = None if verdict.spread_us is None else list(verdict.spread_us)
     return {name: value for name, value in found.items() if value not in (None, "")}
@@ -78,7 +77,7 @@ def _encoded(verdict: Verdict) -> dict[str, Any] | None:
 def encoded_config(config: triton.Config) -> dict[str, Any]:
     """A config's values and launch options, without its hook."""
     kwargs = {name: plain(value) for name, value in config.kwargs.items()}
-    options = {name: plain(getattr(config, name)) for name in _LAUNCH_OPTIONS}
+    options = {name: plain(getattr(config, name)) for name in LAUNCH_OPTIONS}
     return {"kwargs": kwargs, **{name: value for name, value in options.items() if value is not None}}
 
 
@@ -179,7 +178,7 @@ def _verdict(raw: Any, limits: DeviceLimits) -> tuple[str, dict[str, Any]]:
         raise BadEntry(f"outcome {ascii(raw.get('outcome'))[:40]} is not known") from None
     fields["detail"] = _typed(raw, "detail", str) if "detail" in raw else ""
     fields["unit"] = _typed(raw, "unit", str) if "unit" in raw else None
-    for name in _COUNTS:
+    for name in COUNTS:
         if name in raw:
             fields[name] = _count(raw[name], name)
     for name in _TIMES:

@@ -15,12 +15,11 @@ from smart_autotune.key import TuningKey
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.prefilter import Candidate
 from smart_autotune.serving import Ranking
-from smart_autotune.verdict import OVER_LIMIT, TuningRecord, Verdict, describe
+from smart_autotune.verdict import OVER_LIMIT, TAKEN_OVER, TuningRecord, Verdict, describe
 
 log = logging.getLogger("smart_autotune")
 
 _all: weakref.WeakSet[Records] = weakref.WeakSet()
-TAKEN_OVER = ("stored", "another rank")  # not tuned by this process
 _MOST_COLD_KEYS = 4096  # a kernel whose key never repeats must not grow a list for ever
 
 

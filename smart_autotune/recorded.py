@@ -17,6 +17,7 @@ import triton
 from smart_autotune import limits, replay
 from smart_autotune.audit import Audit, target_of, with_resources
 from smart_autotune.errors import BadValue
+from smart_autotune.identity import canonical
 from smart_autotune.launch import Call
 from smart_autotune.limits import DeviceLimits
 from smart_autotune.locate import kernel_of
@@ -24,10 +25,9 @@ from smart_autotune.prefilter import compile_candidates
 from smart_autotune.recorder import FORMAT
 from smart_autotune.replay import NotReplayable, Recipe
 from smart_autotune.report import printable
-from smart_autotune.verdict import Outcome, Verdict, describe
+from smart_autotune.verdict import LAUNCH_OPTIONS, Outcome, Verdict, describe
 
 MOST_BYTES = 64 << 20  # of one line: a tuning of 1000 configs takes about 0.5 MB
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 
 
 class BadLine(ValueError):
@@ -61,11 +61,11 @@ class Recorded:
     def same_compile(self) -> str:
         """Equal where two lines would compile the same: keys that differ only in what the compiler does not see."""
         configs = [
-            replay.canonical([describe(option.config), option.outcome == Outcome.PRUNED_BY_USER, option.recipe])
+            canonical([describe(option.config), option.outcome == Outcome.PRUNED_BY_USER, option.recipe])
             for option in self.options
         ]
         source = [self.place[name] for name in ("module", "qualname", "source")]
-        return replay.canonical([self.kernel, source, self.arch, self.triton_version, sorted(configs)])
+        return canonical([self.kernel, source, self.arch, self.triton_version, sorted(configs)])
 
 
 @dataclass
@@ -187,7 +187,7 @@ def _config(raw: Mapping[str, Any]) -> triton.Config:
     if not isinstance(kwargs, dict):
         raise BadLine("a config without its values")
     values = {printable(name): _value(value) for name, value in kwargs.items()}
-    options = {name: raw[name] for name in _OPTIONS if raw.get(name) is not None}
+    options = {name: raw[name] for name in LAUNCH_OPTIONS if raw.get(name) is not None}
     for name, value in options.items():
         if not isinstance(value, str if name == "ir_override" else int) or isinstance(value, bool):
             raise BadLine(f"a config whose {name} is {type(value).__name__}")
@@ -197,8 +197,8 @@ def _config(raw: Mapping[str, Any]) -> triton.Config:
 def _value(raw: Any) -> Any:
     """For show; what is compiled with is in the recipe."""
     if isinstance(raw, (str, dict)):
-        return printable(raw if isinstance(raw, str) else replay.canonical(raw))
-    return raw if raw is None or isinstance(raw, (bool, int)) else replay.canonical(raw)
+        return printable(raw if isinstance(raw, str) else canonical(raw))
+    return raw if raw is None or isinstance(raw, (bool, int)) else canonical(raw)
 
 
 # ---- compiling -------------------------------------------------------------------------------------------------------

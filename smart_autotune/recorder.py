@@ -25,11 +25,12 @@ import triton
 from smart_autotune import limits, replay, settings
 from smart_autotune.checks import innermost
 from smart_autotune.errors import one_line
+from smart_autotune.identity import canonical
 from smart_autotune.key import KeyReader, TuningKey
 from smart_autotune.launch import Call
 from smart_autotune.once import warn_once
 from smart_autotune.replay import Binder, NotReplayable
-from smart_autotune.verdict import Outcome, TuningRecord, Verdict
+from smart_autotune.verdict import TAKEN_OVER, Outcome, TuningRecord, Verdict
 
 if TYPE_CHECKING:
     from smart_autotune.batch import BatchRule
@@ -96,7 +97,7 @@ def settled(record: TuningRecord) -> None:
     """A key has its ranking: tuned here, read from disk or taken from another rank."""
     if not settings.current().log:
         return
-    event = "ranking" if record.served_by in ("stored", "another rank") else "tuning"
+    event = "ranking" if record.served_by in TAKEN_OVER else "tuning"
     about = {
         "served_by": record.served_by, "batch": record.batch, "notes": list(record.notes),
         "compile_secs": round(record.compile_secs, 6), "timing_secs": round(record.timing_secs, 6),
@@ -172,11 +173,11 @@ def _recipes(call: Call, configs: Sequence[triton.Config]) -> dict[str, Mapping[
 
 
 def _text(config: triton.Config) -> str:
-    return replay.canonical(_encoded_config(config))
+    return canonical(_encoded_config(config))
 
 
 def _text_of_any_stages(config: triton.Config) -> str:
-    return replay.canonical({**_encoded_config(config), "num_stages": None})
+    return canonical({**_encoded_config(config), "num_stages": None})
 
 
 def _encoded_config(config: triton.Config) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -297,10 +296,3 @@ _MADE = {
     "enum": _member,
     "namedtuple": _named_tuple,
 }
-
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def canonical(value: Any) -> str:
-    """JSON text that is equal where, and only where, the values are."""
-    return _ENCODER.encode(value)

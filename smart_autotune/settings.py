@@ -155,11 +155,16 @@ def _from_environment(environ: Mapping[str, str]) -> Settings:
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    for variable, near in unknown_variables(environ):
+        log.warning("%s is not a setting and has no effect%s", variable, f"; did you mean {near}?" if near else "")
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The variables with our prefix that are no settings, each with the setting it is nearest to, or ""."""
     known = [PREFIX + setting.name.upper() for setting in fields(Settings)]
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known:
-            near = ", ".join(difflib.get_close_matches(variable, known, n=1))
-            log.warning("%s is not a setting and has no effect%s", variable, f"; did you mean {near}?" if near else "")
+            yield variable, ", ".join(difflib.get_close_matches(variable, known, n=1))
 
 
 def requested() -> bool:

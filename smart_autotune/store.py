@@ -29,7 +29,7 @@ __all__ = ["BadEntry", "Store", "Stored", "current", "decode", "encode", "enviro
 
 log = logging.getLogger("smart_autotune")
 
-_MOST_BYTES = 16 << 20  # of one entry: 1000 configs take about 0.5 MB
+MOST_BYTES = 16 << 20  # of one entry: 1000 configs take about 0.5 MB
 _AT_ONCE = 1 << 16
 _SUBFOLDER = slug(f"triton-{triton.__version__}")
 _STALE_SECS = 3600.0  # a temporary file this old has no writer any more
@@ -42,7 +42,7 @@ class Store:
         self._name = os.fspath(folder)
 
     @property
-    def _folder(self) -> Path:
+    def folder(self) -> Path:
         return Path(self._name)
 
     def path(self, key: TuningKey) -> Path | None:
@@ -111,12 +111,12 @@ def _read(path: str) -> Any:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe put there since: no wait
     try:
         data = bytearray()
-        while len(data) <= _MOST_BYTES and (piece := os.read(descriptor, _AT_ONCE)):
+        while len(data) <= MOST_BYTES and (piece := os.read(descriptor, _AT_ONCE)):
             data += piece
     finally:
         os.close(descriptor)
-    if len(data) > _MOST_BYTES:
-        raise BadEntry(f"over {_MOST_BYTES:,} bytes")
+    if len(data) > MOST_BYTES:
+        raise BadEntry(f"over {MOST_BYTES:,} bytes")
     return json.loads(data, parse_constant=_refuse)
 
 

@@ -111,6 +111,10 @@ def without(configs: Iterable[triton.Config], others: Sequence[triton.Config]) -
     return [config for config in rest if config not in others]
 
 
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")  # what a config sets beside kwargs
+TAKEN_OVER = ("stored", "another rank")  # what serves a key that this process did not tune
+
+
 def describe(config: triton.Config) -> str:
     """One config on one line, launch options last: ``BLOCK_T=16, num_warps=4, num_stages=2``."""
     parts = [f"{name}={value}" for name, value in config.kwargs.items()]

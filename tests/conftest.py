@@ -55,3 +55,11 @@ def sm_120() -> Iterator[StubDriver]:
 def sm_90() -> Iterator[StubDriver]:
     with active(StubDriver(90)) as driver:
         yield driver
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    """Where this test's tunings are logged."""
+    path = tmp_path / "log.jsonl"
+    with settings.override(log=str(path)):
+        yield path

@@ -25,13 +25,6 @@ def nothing_met():
 
 
 @pytest.fixture
-def log(tmp_path):
-    path = tmp_path / "log.jsonl"
-    with settings.override(log=str(path)):
-        yield path
-
-
-@pytest.fixture
 def device():
     """The GPU that calls are recorded on; the kernels of the module are new to each of them."""
     with active(StubDriver(90)) as driver:

@@ -28,13 +28,6 @@ def nothing_met():
     recorder.forget()
 
 
-@pytest.fixture
-def log(tmp_path):
-    path = tmp_path / "log.jsonl"
-    with settings.override(log=str(path)):
-        yield path
-
-
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -64,7 +64,7 @@ def test_what_was_saved_is_there_and_nothing_else_is(store: Store, caplog: pytes
 def test_one_readable_file_a_key_in_a_folder_of_its_triton(store: Store) -> None:
     for n in (1, 2, True, "1"):
         store.save(record(key(n, type(n).__name__)))
-    files = [path for path in store._folder.rglob("*") if path.is_file()]
+    files = [path for path in store.folder.rglob("*") if path.is_file()]
     assert len(files) == 4 and {path.parent.name for path in files} == {f"triton-{triton.__version__}"}
     assert all(path.name.startswith("decode-") and path.suffix == ".json" for path in files)
     entry = json.loads(files[0].read_text())
@@ -86,7 +86,7 @@ def test_a_key_that_cannot_be_written_is_not_kept_and_nothing_is_said(
     unwritable = key(object(), "object")
     assert store.path(unwritable) is None
     store.save(record(unwritable))
-    assert load(store, unwritable) is None and not store._folder.exists()
+    assert load(store, unwritable) is None and not store.folder.exists()
     assert warnings(caplog) == []
 
 
@@ -104,7 +104,7 @@ def test_a_file_is_written_as_the_umask_says(store: Store) -> None:
 
 
 def folder_of(found: Store | None) -> str | None:
-    return None if found is None else str(found._folder)
+    return None if found is None else str(found.folder)
 
 
 def test_the_settings_say_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def damage(path: Path, how: str) -> None:
         path.symlink_to(path.name)
     elif how == "huge":
         with path.open("wb") as file:
-            file.truncate(store_module._MOST_BYTES + 1)
+            file.truncate(store_module.MOST_BYTES + 1)
     else:
         path.write_bytes(
             {
@@ -254,7 +254,7 @@ def test_a_disk_error_costs_one_warning_and_leaves_what_was_there(
         assert load(store, key(1)) is None
         assert winner_of(load(store)) == str(CONFIGS[0])
         assert len([text for text in warnings(caplog) if "not kept" in text]) == 1
-    assert not list(store._folder.rglob(".*.tmp"))
+    assert not list(store.folder.rglob(".*.tmp"))
 
 
 def test_cleaning_up_that_fails_undoes_no_finished_write(
@@ -365,7 +365,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file_keeps_the_former_one(
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
         for _ in range(3):
             store.save(record(key()))
-        return len(warnings(caplog)) == 1 and not list(store._folder.rglob(".*.tmp"))
+        return len(warnings(caplog)) == 1 and not list(store.folder.rglob(".*.tmp"))
 
     assert in_child(work) == 0
     assert winner_of(load(store)) == str(CONFIGS[0])
@@ -389,4 +389,4 @@ def test_threads_that_write_and_read_one_key_see_whole_entries(store: Store, cap
     for thread in threads:
         thread.join()
     assert seen == [True] * 100 and warnings(caplog) == []
-    assert not list(store._folder.rglob(".*.tmp"))
+    assert not list(store.folder.rglob(".*.tmp"))

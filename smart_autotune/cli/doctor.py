@@ -5,7 +5,6 @@ Looks without touching: CUDA is initialised only with ``--gpu``. The probe of th
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import importlib.util
 import os
@@ -125,11 +124,9 @@ def settings_in(environ: Mapping[str, str]) -> Iterator[Finding]:
         except ValueError as error:
             yield Finding(variable, FAILED, repr(text), f"expected {error}")
     yield Finding("settings", OK, ", ".join(given) or "all at their defaults")
-    for variable in sorted(environ):
-        if variable.startswith(settings.PREFIX) and variable not in known:
-            near = difflib.get_close_matches(variable, known, n=1)
-            remedy = f"it has no effect{f'; did you mean {near[0]}?' if near else ''}"
-            yield Finding(variable, WARNING, repr(environ[variable]), remedy)
+    for variable, near in settings.unknown_variables(environ):
+        remedy = f"it has no effect{f'; did you mean {near}?' if near else ''}"
+        yield Finding(variable, WARNING, repr(environ[variable]), remedy)
     yield _switched_on(environ.get("SMART_AUTOTUNE"))
 
 
@@ -247,7 +244,7 @@ def _cache() -> Iterator[Finding]:
     if kept is None:
         yield Finding("cache", WARNING, "off", "a restart tunes again: unset SMART_AUTOTUNE_CACHE, or give a home")
         return
-    root = Path(kept._folder)
+    root = kept.folder
     trouble = _unwritable(root)
     if trouble:
         yield Finding("cache", FAILED, f"{root}: {trouble}", "set SMART_AUTOTUNE_CACHE_DIR to a folder of yours")

@@ -18,16 +18,14 @@ import triton
 
 from smart_autotune import store
 from smart_autotune.cli.errors import BadArgument
+from smart_autotune.entry import COUNTS
 from smart_autotune.errors import one_line
 from smart_autotune.identity import FORMAT
 from smart_autotune.key import TuningKey
 from smart_autotune.report import printable
 from smart_autotune.settings import SettingsError
-from smart_autotune.verdict import Outcome, TuningRecord, Verdict
-
-MOST_BYTES = 16 << 20
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
-_COUNTS = ("need", "limit", "registers", "spill_bytes")
+from smart_autotune.store import MOST_BYTES
+from smart_autotune.verdict import LAUNCH_OPTIONS, Outcome, TuningRecord, Verdict
 
 
 class Unreadable(ValueError):
@@ -68,7 +66,7 @@ def folder(given: Path | None) -> Path:
         raise BadArgument(str(error)) from None
     if kept is None:
         raise BadArgument("nothing is kept here: SMART_AUTOTUNE_CACHE=0, or no home folder; name a folder")
-    return Path(kept._folder)
+    return kept.folder
 
 
 def files(root: Path) -> list[Path]:
@@ -160,7 +158,7 @@ def _key(raw: Any) -> TuningKey:
 
 def _verdict(raw: Any) -> Verdict:
     config = _object(_object(raw).get("config"))
-    options = {name: config[name] for name in _OPTIONS if type(config.get(name)) in (int, str)}
+    options = {name: config[name] for name in LAUNCH_OPTIONS if type(config.get(name)) in (int, str)}
     values = {printable(name): _shown(value) for name, value in _object(config.get("kwargs")).items()}
     try:
         outcome = Outcome(raw.get("outcome"))
@@ -168,7 +166,7 @@ def _verdict(raw: Any) -> Verdict:
         raise Unreadable(f"outcome {ascii(raw.get('outcome'))[:40]} is not known") from None
     spread = [_number(value) for value in _list(raw.get("spread_us"))]
     low, high = spread if len(spread) == 2 else (None, None)
-    counts = {name: raw[name] if type(raw.get(name)) is int else None for name in _COUNTS}
+    counts = {name: raw[name] if type(raw.get(name)) is int else None for name in COUNTS}
     return Verdict(
         triton.Config(values, **options),
         outcome,

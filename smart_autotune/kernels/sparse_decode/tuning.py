@@ -25,7 +25,7 @@ def _config(
 
 
 # For GPUs with 227 KiB of shared memory a block and for those with 99; first_fit takes the first that fits.
-# Each won somewhere on an H200: which, where and by how much is in integration/benchmarks/sparse_decode.md.
+# How often each was chosen on an H200 is in integration/benchmarks/sparse_decode.md; the second one never was.
 CONFIGS = [
     _config(32, 8, 2, 1, waves=4),
     _config(32, 8, 2, 1, waves=2),
