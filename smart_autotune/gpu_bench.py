@@ -1,8 +1,10 @@
 """Times candidates on a CUDA device: few samples of all, more of those that may still win.
 
 Every sample is one launch between two events, after the L2 cache was flushed. The device is kept busy ahead of each
-round, so that what the host spends on a launch stays out of it. Hooks run outside the events. Constants that are not
-explained by themselves were measured on an H200 (``integration/benchmarks/tuning_time.py``).
+round, so that what the host spends on a launch stays out of it; and a sample counts only if the device had not yet
+reached its first event when its last one was enqueued: then nothing that kept the host (another thread's turn at the
+interpreter, while candidates compile) can be in it. Hooks run outside the events. Constants that are not explained by
+themselves were measured on an H200 (``integration/benchmarks/tuning_time.py``).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +25,8 @@ FIRST_SAMPLES = 3  # of every candidate
 ROUNDS = ((1.5, 8), (1.15, 20), (1.04, 50))
 ROUND_MS = 60.0  # device time that one round may take for one candidate: long kernels get fewer samples
 HOST_MARGIN = 1.3  # by how much more than a launch costs the host the device is kept busy ahead of it
+ATTEMPTS = 3  # at a sample that the device was too early for
+MOST_WAIT_MS = 40.0  # that the device is kept busy ahead of one sample: eight turns of another thread (5 ms each)
 MOST_QUEUED = 120  # launches enqueued behind one wait: with flush and events well below a stream's queue of 1,024
 CYCLES_PER_MS = 2_000_000  # torch.cuda._sleep counts device clocks; a slower clock sleeps longer, which is harmless
 SMALLEST_FLUSH_BYTES = 4 << 20
@@ -38,7 +42,8 @@ class Run:
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
     launches: int = 1  # in one call of ``launch``
-    host_us: float = 100.0  # what enqueueing one sample costs the host
+    host_us: float = float("inf")  # the least that enqueueing one sample has cost the host
+    waits: bool = False  # it waits for the device itself, as far as its samples tell
     samples_us: list[float] = field(default_factory=list)
 
     @property
@@ -64,19 +69,21 @@ class GpuTimer:
         self._flush = None
 
     def screen(self, run: Run) -> None:
-        """Launches once untimed, then takes the first samples. Raises what the launch or the device raises."""
+        """Launches once untimed, then takes the first samples. Raises what the launch or the device raises.
+
+        Samples that the device was too early for are left to ``decide``: candidates may still be compiling.
+        """
         run.before()
         run.launch()
         run.after()
         torch.cuda.synchronize()
         for _ in range(2):  # the first of the two makes events and the like for the first time
-            begin = time.perf_counter()
             self._enqueue(run)
-            run.host_us = (time.perf_counter() - begin) * 1e6
-        self._sample([run], FIRST_SAMPLES)
+        self._sample([run], FIRST_SAMPLES, attempts=1, keep_early=False)
 
     def decide(self, runs: Sequence[Run]) -> None:
         """More samples for those that may still win, in interleaved rounds."""
+        self._sample([run for run in runs if len(run.samples_us) < FIRST_SAMPLES], FIRST_SAMPLES)
         for tolerance, wanted in ROUNDS:
             best_us = min((run.median_us for run in runs), default=0.0)
             alive = [run for run in runs if run.median_us <= tolerance * best_us]
@@ -85,19 +92,38 @@ class GpuTimer:
             affordable = int(ROUND_MS * 1e3 / max(best_us, 1.0)) or 1
             self._sample(alive, min(wanted - min(len(run.samples_us) for run in alive), affordable))
 
-    def _sample(self, runs: Sequence[Run], rounds: int) -> None:
-        """``rounds`` samples of each run, interleaved; the host is never waited for between the events of one."""
-        queue = [run for _ in range(rounds) for run in runs]
-        events: list[tuple[Run, Any, Any]] = []
-        for start in range(0, len(queue), MOST_QUEUED):
-            chunk = queue[start : start + MOST_QUEUED]
-            _sleep(int(CYCLES_PER_MS * HOST_MARGIN * sum(run.host_us for run in chunk) / 1e3))
-            events += [(run, *self._enqueue(run)) for run in chunk]
-        torch.cuda.synchronize()
-        for run, begin, end in events:
-            run.samples_us.append(begin.elapsed_time(end) * 1e3 / run.launches)
+    def _sample(self, runs: Sequence[Run], rounds: int, attempts: int = ATTEMPTS, keep_early: bool = True) -> None:
+        """``rounds`` samples of each run, interleaved; those that the device was too early for again.
 
-    def _enqueue(self, run: Run) -> tuple[Any, Any]:
+        ``keep_early``: at the last attempt they are kept. A launch that itself waits for the device never does better.
+        """
+        queue = [(run, run.host_us) for _ in range(rounds) for run in runs]
+        for attempt in range(1, attempts + 1):
+            again: list[tuple[Run, float]] = []
+            for sample in self._enqueued(queue):
+                run = sample.run
+                last = keep_early and (attempt == attempts or run.waits)
+                if sample.ahead or last:
+                    run.samples_us.append(sample.begin.elapsed_time(sample.end) * 1e3 / run.launches)
+                    run.waits = run.waits or not sample.ahead
+                else:
+                    again.append((run, 2 * sample.host_us))
+            if not again:
+                return
+            queue = again
+
+    def _enqueued(self, queue: Sequence[tuple[Run, float]]) -> list[Sample]:
+        """One sample of each, the device kept busy for what each may cost the host; done when it returns."""
+        samples: list[Sample] = []
+        for chunk in _chunks(queue):
+            ahead_ms = min(MOST_WAIT_MS, HOST_MARGIN * sum(host_us for _, host_us in chunk) / 1e3)
+            _sleep(int(CYCLES_PER_MS * ahead_ms))
+            samples += [self._enqueue(run) for run, _ in chunk]
+        torch.cuda.synchronize()
+        return samples
+
+    def _enqueue(self, run: Run) -> Sample:
+        started = time.perf_counter()
         begin, end = _event(), _event()
         run.before()
         if self._flush is not None:
@@ -105,8 +131,35 @@ class GpuTimer:
         begin.record()
         run.launch()
         end.record()
+        ahead = not begin.query()
         run.after()
-        return begin, end
+        host_us = (time.perf_counter() - started) * 1e6
+        run.host_us = min(run.host_us, host_us)
+        return Sample(run, begin, end, ahead, host_us)
+
+
+@dataclass
+class Sample:
+    """Two events around one launch. ``ahead``: both were enqueued before the device reached the first."""
+
+    run: Run
+    begin: Any
+    end: Any
+    ahead: bool
+    host_us: float
+
+
+def _chunks(queue: Sequence[tuple[Run, float]]) -> Iterator[list[tuple[Run, float]]]:
+    """What is enqueued behind one wait: not too many launches for a stream, not too long a wait."""
+    chunk: list[tuple[Run, float]] = []
+    for item in queue:
+        wait_ms = HOST_MARGIN * (item[1] + sum(host_us for _, host_us in chunk)) / 1e3
+        if chunk and (len(chunk) == MOST_QUEUED or wait_ms > MOST_WAIT_MS):
+            yield chunk
+            chunk = []
+        chunk.append(item)
+    if chunk:
+        yield chunk
 
 
 def _sleep(cycles: int) -> None:
