@@ -13,9 +13,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .gate import Conflict, Found, Gate, check, look_at
+
+if TYPE_CHECKING:
+    from smart_autotune.batch import BatchSpec
 
 log = logging.getLogger("smart_autotune")
 
@@ -191,13 +194,22 @@ def _engine_of(tuner: Any, stock_run: Callable[..., Any]) -> Any:
     try:
         from smart_autotune.engine import stock_engine
 
-        return stock_engine(tuner, stock_run)
+        return stock_engine(tuner, stock_run, _batch_of(tuner))
     except Exception as error:
         if settings.current().strict:
             raise
         name = getattr(getattr(tuner, "base_fn", None), "__name__", repr(tuner))
         log.warning("%s is left to stock Triton: %s: %s", name, type(error).__name__, error)
         return None
+
+
+def _batch_of(tuner: Any) -> BatchSpec:
+    """Where the batch size is, as far as that is known of a server's own kernels."""
+    if str(tuner.base_fn.__module__).partition(".")[0] != "sglang":
+        return "auto"
+    from .sglang.batches import batch_of
+
+    return batch_of(tuner)
 
 
 def _tuners(autotuner: type) -> Iterator[Any]:

@@ -13,7 +13,7 @@ import triton
 from triton.runtime.errors import OutOfResources
 
 from smart_autotune import capture, limits, prefilter, serving, settings
-from smart_autotune.batch import BatchRule
+from smart_autotune.batch import BatchRule, BatchSpec
 from smart_autotune.checks import defaults, innermost
 from smart_autotune.errors import BadType, BadValue, NoConfigFits, is_ours, not_ours, one_line
 from smart_autotune.history import Records
@@ -214,11 +214,11 @@ class Engine:
         return self.view.stock_run(*args, **kwargs)
 
 
-def stock_engine(autotuner: Any, stock_run: Callable[..., Any]) -> Engine:
+def stock_engine(autotuner: Any, stock_run: Callable[..., Any], batch: BatchSpec = "auto") -> Engine:
     """The engine of a stock ``Autotuner`` (or of a subclass that calls ``super().run``)."""
     view = AutotunerView(autotuner, stock_run)
-    batch = BatchRule(view.kernel_name, view.arg_names, view.keys, "auto", "pow2")
-    return Engine(view, batch, lenient=True)
+    rule = BatchRule(view.kernel_name, view.arg_names, view.keys, batch, "pow2")
+    return Engine(view, rule, lenient=True)
 
 
 def current_limits() -> DeviceLimits:

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import filelock
@@ -48,6 +49,23 @@ def launch(kernel, n=63, batch=3):
 
 def entries(folder):
     return sorted(folder.rglob("*.json"))
+
+
+def test_stocks_autotuning_lines_are_printed_for_a_tuning_with_its_compiles_and_not_for_a_stored_ranking(
+    sm_120, folder, monkeypatch, capsys
+):
+    """As stock does it: an operator who counts these lines counts the keys that were tuned in this process."""
+    monkeypatch.setenv("TRITON_PRINT_AUTOTUNING", "1")
+    first = tuned(on_compile=lambda values: time.sleep(0.02) or 64)
+    launch(first)
+    record = first.records[0]
+    assert record.compile_secs >= 0.02
+    assert first.bench_time == pytest.approx(record.compile_secs + record.timing_secs)
+    printed = capsys.readouterr().out
+    assert printed.count("Triton autotuning for function batched") == 1
+    assert f"finished after {first.bench_time:.2f}s" in printed
+    assert launch(tuned()) == 2
+    assert capsys.readouterr().out == ""
 
 
 def test_after_a_restart_nothing_is_timed_and_only_the_winner_is_compiled(sm_120, folder, caplog):
