@@ -63,7 +63,7 @@ class Engine:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What replaces ``Autotuner.run``; what there is nothing to tune in goes straight through."""
-        if settings.current().mode == "off":
+        if settings.current().mode == "stock":
             return self.view.stock_run(*args, **kwargs)
         self._check_conflicts(kwargs)
         if self._interpreted:

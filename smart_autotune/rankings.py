@@ -56,7 +56,7 @@ class Rankings:
 
     def for_call(self, call: Call, key: TuningKey, capturing: bool, device: DeviceLimits) -> Ranking:
         """The ranking that serves this call."""
-        if settings.current().mode != "first_fit":
+        if settings.current().mode not in serving.FIRST_FIT_MODES:
             found = self.known(key) or self._kept(call, key, device)
             if found is not None:
                 return found
@@ -243,12 +243,12 @@ class Rankings:
             served.configs = (fitting, *(c for c in served.configs if c is not fitting))
             self._cold[key] = served
         served.lasting = lasting
-        self._records.served_cold(key, served, reason, cold)
+        self._records.served_cold(key, served, reason, cold and settings.current().mode != "off")
         return served
 
     def _nearest(self, key: TuningKey) -> Ranking | None:
         """The nearest bucket's ranking; when frozen, also one of another number in the author's own key."""
-        if settings.current().mode == "first_fit":
+        if settings.current().mode in serving.FIRST_FIT_MODES:
             return None
         tuned = [known for known in list(self._tuned) if self.known(known)]
         near = serving.nearest(key, tuned)

@@ -25,6 +25,7 @@ log = logging.getLogger("smart_autotune")
 
 
 FIRST_THAT_FITS = "first that fits"
+FIRST_FIT_MODES = ("first_fit", "off")  # whatever was tuned before; "off" is not listed as cold either
 
 
 @dataclass

@@ -101,8 +101,8 @@ class Settings:
 
     mode: str = _setting(
         "tune",
-        _one_of("tune", "first_fit", "pinned", "off"),
-        "tune | first_fit (never time; first config that fits) | pinned (only what is already known) | off (stock)",
+        _one_of("tune", "first_fit", "pinned", "off", "stock"),
+        "tune | first_fit (never time) | pinned (what is known, else first fit) | off (config 0 that fits) | stock",
     )
     batch: str = _setting("auto", _one_of("auto", "off"), "auto: a batch bucket joins the key | off: it never does")
     max_buckets: int = _setting(12, _integer(1), "buckets tuned per rest of the key; beyond, the nearest serves")

@@ -548,9 +548,9 @@ def test_config_for_fits_the_specialisation_at_hand(sm_120):
 # ---- off ------------------------------------------------------------------------------------------------------------
 
 
-def test_mode_off_is_stock(sm_120):
+def test_mode_stock_is_tritons_own_tuner(sm_120):
     kernel = decorated()
-    with settings.override(mode="off"):
+    with settings.override(mode="stock"):
         kernel[(1,)](None, 100)
     assert list(kernel.cache) == [(100,)]
     assert kernel.fn.compiles == [] and kernel.records == []

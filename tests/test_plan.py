@@ -522,7 +522,7 @@ def test_a_config_list_changed_in_place_is_read_as_stock_reads_it(bench, begin):
         assert bench.warm(*CALL).launch.args[-1] == size
 
 
-@pytest.mark.parametrize("change", [lambda: settings.override(mode="off"), lambda: settings.override(max_buckets=3)])
+@pytest.mark.parametrize("change", [lambda: settings.override(mode="stock"), lambda: settings.override(max_buckets=3)])
 def test_other_settings_are_another_world(copied, change):
     with change():
         assert copied.path(*CALL) == "full"

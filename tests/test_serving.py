@@ -88,9 +88,23 @@ def test_pinned_still_serves_what_was_tuned_before(sm_120):
     assert last_block(kernel) == 2
 
 
-def test_off_is_stock(sm_120):
-    kernel = tuned()
+def test_off_serves_config_0_that_fits_whatever_was_tuned_and_lists_nothing(sm_120, caplog):
+    fake = FakeKernel(batched, on_compile=lambda values: 200_000 if values["BLOCK"] == 4 else 64)
+    kernel = tuned(fake, configs=blocks(4, 8, 2))
+    kernel[(1,)](of_batch(3), 63)
+    assert last_block(kernel) == 2 and len(kernel.records) == 1
+    timed = len(kernel.do_bench.timed)
     with settings.override(mode="off"):
+        for batch in (3, 100):
+            kernel[(1,)](of_batch(batch), 63)
+            assert last_block(kernel) == 8
+    assert len(kernel.do_bench.timed) == timed
+    assert kernel.cold_keys() == [] and warnings_in(caplog) == []
+
+
+def test_stock_is_tritons_own_tuner(sm_120):
+    kernel = tuned()
+    with settings.override(mode="stock"):
         kernel[(1,)](of_batch(3), 63)
     assert kernel.fn.compiles == [] and list(kernel.cache) == [(63, "torch.float32")]
 

@@ -38,9 +38,9 @@ NOT_SECONDS = ["0", "-1", "soon", "", "nan", "inf", "-inf", "1s"]
 CASES = {
     "mode": Cases(
         "tune",
-        {"tune": "tune", "first_fit": "first_fit", "PINNED": "pinned", " off ": "off"},
+        {"tune": "tune", "first_fit": "first_fit", "PINNED": "pinned", " off ": "off", "Stock": "stock"},
         ["", "tnue", "first-fit", "1", "on"],
-        "tune | first_fit | pinned | off",
+        "tune | first_fit | pinned | off | stock",
     ),
     "batch": Cases("auto", {"auto": "auto", "OFF": "off"}, ["", "on", "1", "q"], "auto | off"),
     "max_buckets": Cases(12, COUNT, ["0", *NOT_A_COUNT], "an integer >= 1"),

@@ -239,7 +239,8 @@ NOT_ON = "smart_autotune is not turned on: "
         ({"SMART_AUTOTUNE": "maybe"}, "SettingsError: SMART_AUTOTUNE='maybe' is not allowed: expected 1 or 0"),
         (
             {**ON, "SMART_AUTOTUNE_MODE": "tnue"},
-            "SettingsError: SMART_AUTOTUNE_MODE='tnue' is not allowed: expected tune | first_fit | pinned | off",
+            "SettingsError: SMART_AUTOTUNE_MODE='tnue' is not allowed: expected tune | first_fit | pinned | off | "
+            "stock",
         ),
     ],
     ids=["its own", "another's"],
