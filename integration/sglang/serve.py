@@ -5,7 +5,7 @@
 
 ``kimi``: SGLang 0.5.14 and Kimi-Linear with seeded weights; its autotuned kernels are in eager prefill. ``minimax``:
 SGLang 0.5.17 and MiniMax-M3 with dummy weights; its autotuned kernels are in the decode graphs as well, with a batch
-bucket in the key. Bounds and tokens are checked for ``kimi``.
+bucket in the key. Bounds and tokens (``server_checks``) are checked for ``kimi``.
 
 Needs a Hopper GPU, the archive of ``build_kit.sh``, torch and triton; no network. ``--list`` shows the runs. The
 runs whose times count come one after the other; the others, which show that it works, at the same time as each other
@@ -33,6 +33,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "gpu"))
 
 import server_flags as flags
 from common import environment, print_table
+from server_checks import compared, http_tokens, prefilled, problems_of
 from server_place import Place, start_cost
 from server_runs import HERE, RUNS, Outcome, Run, Server, served
 
@@ -41,84 +42,10 @@ CHECKS = {"op-check": "op_check.py", "capture-check": "capture_check.py"}
 CHECK_SECS = 180.0
 TIMED_RUNS = "stock-cold,ours-cold,stock-warm,ours-warm"
 DEFAULT_RUNS = {
-    "kimi": f"op-check,capture-check,http-pth,engine-plugin,{TIMED_RUNS}",
+    "kimi": f"op-check,capture-check,http-pth,http-stock,engine-plugin,{TIMED_RUNS}",
     "minimax": f"http-pth,{TIMED_RUNS}",
 }
 WORK = "/tmp/smart_autotune_sglang"
-FIGURES = {"stall": "stall_secs", "throughput": "tokens_per_sec", "ready": "ready_secs"}
-NOT_WHEN_UNSET = ("smart_autotune.engine", "smart_autotune.history", "smart_autotune.patches.switch")
-BOUNDS = {  # ours over stock's, of the run with the same caches
-    ("stall", "cold"): ("<=", 0.3),
-    ("stall", "warm"): ("<=", 0.1),
-    ("throughput", "cold"): (">=", 1.0),
-    ("throughput", "warm"): (">=", 1.0),
-    ("ready", "cold"): ("<=", 1.05),
-    ("ready", "warm"): ("<=", 1.05),
-}
-
-
-def problems_of(server: str, run: Run, outcome: Outcome) -> list[str]:
-    """What a run shows to be wrong, apart from the bounds."""
-    if outcome.error:
-        return [outcome.error]
-    found = _wrong_tokens(run, outcome) if server == "kimi" else []
-    if not outcome.seen:
-        return [*found, "no answer from the scheduler process"]
-    for seen in outcome.seen:
-        found += _problems_seen(run, seen)
-    return found
-
-
-def _wrong_tokens(run: Run, outcome: Outcome) -> list[str]:
-    found = []
-    first = outcome.get("request", "first").get("tokens", [])[: len(flags.FIRST_TOKENS)]
-    if first != flags.FIRST_TOKENS:
-        found.append(f"first tokens {first}, stock's are {flags.FIRST_TOKENS}")
-    digests = {line["digest"] for line in outcome.said if "digest" in line}
-    if digests != {flags.DIGEST} and run.over == "engine":  # over HTTP the batches form as they arrive
-        found.append(f"digests {sorted(digests)}, stock's is {flags.DIGEST}")
-    return found
-
-
-def _problems_seen(run: Run, seen: dict[str, Any]) -> list[str]:
-    if "error" in seen:
-        return [f"the observer failed: {seen['error']}"]
-    found = []
-    begun, ended = (seen["captures"].get(name, 0) for name in ("begun", "ended"))
-    if begun != ended or ended < len(flags.DECODE_BATCHES):
-        found.append(f"captures lost: {begun} begun, {ended} ended, expected {len(flags.DECODE_BATCHES)} or more")
-    if not run.ours:
-        loaded = [name for name in seen["our_modules"] if name in NOT_WHEN_UNSET]
-        return found + ([f"unset, and yet loaded: {loaded}"] if loaded else [])
-    if not seen.get("enabled") or seen.get("conflicts"):
-        return [*found, f"the patch is not on: {seen.get('conflicts') or seen['our_modules']}"]
-    if not seen["records"]:
-        found.append("nothing was tuned")
-    if seen["cold_keys"]:
-        found.append(f"served cold: {seen['cold_keys']}")
-    if run.caches and any(record["served_by"] != "stored" for record in seen["records"]):
-        found.append("warm, and yet tuned: " + ", ".join({r["kernel"] for r in seen["records"] if r["timing_secs"]}))
-    for record in seen["records"]:
-        told = ("WON", "SLOWER", "PRUNED_BY_USER")  # the last is a reason by itself
-        silent = [v for v in record["verdicts"] if v["outcome"] not in told and not v.get("detail")]
-        found += [f"{record['kernel']}: {v['config']} is {v['outcome']} without a reason" for v in silent]
-    return found
-
-
-def compared(server: str, outcomes: dict[str, Outcome]) -> list[dict[str, Any]]:
-    """Each figure of both runs and their ratio, where both have it; the bound, where there is one."""
-    rows = []
-    for (figure, caches), (relation, bound) in BOUNDS.items():
-        pair = [outcomes.get(f"{who}-{caches}") for who in ("stock", "ours")]
-        values = [getattr(one, FIGURES[figure]) if one else None for one in pair]
-        row: dict[str, Any] = {"figure": figure, "caches": caches, "stock": values[0], "ours": values[1]}
-        if None not in values:
-            ratio = values[1] / values[0]
-            row["ratio"] = ratio
-            if server == "kimi":
-                row |= {"bound": f"{relation} {bound}", "met": ratio <= bound if relation == "<=" else ratio >= bound}
-        rows.append(row)
-    return rows
 
 
 # ---- results ---------------------------------------------------------------------------------------------------
@@ -164,6 +91,7 @@ class Results:
         content = {
             "environment": self._environment,
             "compared": compared(self._server, self.outcomes),
+            "http_tokens": http_tokens(self._server, self.outcomes),
             "problems": {name: found for name, found in self.problems.items() if found},
             "python_start_ms": self.start_ms,
             "runs": {
@@ -171,6 +99,7 @@ class Results:
                     "ready_secs": one.ready_secs,
                     "stall_secs": one.stall_secs,
                     "tokens_per_sec": one.tokens_per_sec,
+                    "tokens_per_sec_quartiles": one.tokens_per_sec_quartiles,
                     **asdict(one),
                 }
                 for name, one in self.outcomes.items()
@@ -181,30 +110,56 @@ class Results:
 
     def show(self) -> bool:
         """The tables; whether everything holds."""
-        rows = [("kernel", "configs", "dropped or lost", "by", "compile s", "timing s")]
-        for record in (self.outcomes.get("ours-cold") or Outcome("", "")).records:
-            lost = [v["outcome"] for v in record["verdicts"] if v["outcome"] not in ("WON", "SLOWER")]
-            told = ", ".join(f"{lost.count(name)} {name}" for name in sorted(set(lost))) or "none"
-            times = (f"{record['compile_secs']:.1f}", f"{record['timing_secs']:.1f}")
-            rows.append((record["kernel"], str(len(record["verdicts"])), told, record["served_by"], *times))
-        if len(rows) > 1:
-            print_table("tuned in ours-cold", rows)
+        tuned = [_tuned_row(record) for record in (self.outcomes.get("ours-cold") or Outcome("", "")).records]
+        if tuned:
+            head = ("kernel", "configs", "dropped or lost", "by", "compile s", "timing s")
+            print_table("tuned in ours-cold", [head, *tuned])
         checks = [("run", "what", "holds")]
         checks += [
             (name, one.what, "; ".join(self.problems[name])[:160] or "yes") for name, one in self.outcomes.items()
         ]
         print_table("runs", checks)
-        figures = [("figure", "caches", "stock", "ours", "ratio", "bound", "met")]
+        tokens = self._show_http_tokens()
         bounds = compared(self._server, self.outcomes)
-        for row in bounds:
-            stock, ours = ("-" if row[who] is None else f"{row[who]:,.2f}" for who in ("stock", "ours"))
-            ratio = f"{row['ratio']:.3f}" if "ratio" in row else "-"
-            met = {True: "yes", False: "NO"}.get(row.get("met"), "-")  # type: ignore[arg-type]
-            figures.append((row["figure"], row["caches"], stock, ours, ratio, row.get("bound", "-"), met))
         if self.start_ms:
             print_table("a Python start, ms", [("", "median"), *((n, f"{v:.2f}") for n, v in self.start_ms.items())])
-        print_table("against stock, this run", figures)
-        return not any(self.problems.values()) and all(row.get("met", True) for row in bounds)
+        head = ("figure", "caches", "stock", "ours", "ratio", "bound", "met", "stock's quartiles", "ours")
+        print_table("against stock, this run", [head, *map(_figure_row, bounds)])
+        return not any(self.problems.values()) and not tokens and all(row.get("met", True) for row in bounds)
+
+    def _show_http_tokens(self) -> list[str]:
+        """What is wrong with them."""
+        rows = [
+            (name, str(line["batch"]), prefilled(line), line["digest"])
+            for name, one in self.outcomes.items()
+            if name.startswith("http-")
+            for line in one.batches
+        ]
+        if rows:
+            print_table("over HTTP", [("run", "batch", "prefilled as", "digest of tokens"), *rows])
+        found = http_tokens(self._server, self.outcomes)
+        for kind, lines in found.items():
+            for line in lines:
+                print(f"  {'PROBLEM' if kind == 'problems' else 'note:'} {line}", flush=True)
+        return found["problems"]
+
+
+def _tuned_row(record: dict[str, Any]) -> tuple[str, ...]:
+    lost = [v["outcome"] for v in record["verdicts"] if v["outcome"] not in ("WON", "SLOWER")]
+    told = ", ".join(f"{lost.count(name)} {name}" for name in sorted(set(lost))) or "none"
+    times = (f"{record['compile_secs']:.1f}", f"{record['timing_secs']:.1f}")
+    return record["kernel"], str(len(record["verdicts"])), told, record["served_by"], *times
+
+
+def _figure_row(row: dict[str, Any]) -> tuple[str, ...]:
+    values = ("-" if row[who] is None else f"{row[who]:,.2f}" for who in ("stock", "ours"))
+    ratio = f"{row['ratio']:.3f}" if "ratio" in row else "-"
+    met = {True: "yes", False: "NO"}.get(row.get("met"), "-")  # type: ignore[arg-type]
+    if met == "NO" and row.get("apart") is False:
+        met = "NO, ranges overlap"
+    spreads = (row.get(f"{who}_quartiles") for who in ("stock", "ours"))
+    ranges = (f"{spread[0]:,.0f} to {spread[1]:,.0f}" if spread else "-" for spread in spreads)
+    return row["figure"], row["caches"], *values, ratio, row.get("bound", "-"), met, *ranges
 
 
 def _environment() -> dict[str, str]:
@@ -234,18 +189,20 @@ def main() -> int:
     chosen = [run for run in RUNS if run.name in names]
     first = [run for run in chosen if not run.alone and not run.caches]
 
-    def serve(run: Run, port: int = options.port) -> None:
+    def serve(run: Run, port: int = options.port, environ: dict[str, str] | None = None) -> None:
         left = min(RUN_SECS[options.server], end - time.perf_counter())
         missing = run.caches and not (place.folder / "caches" / run.caches).exists()
         if left < 20 or missing:
             why = f"the caches of {run.caches} are not there" if missing else "the time budget is spent"
             results.add(run, Outcome(run.name, run.what, error=f"not run: {why}"))
             return
-        results.add(run, served(place, run, port, left))
+        results.add(run, served(place, run, environ or place.environ(run), port, left))
 
-    checks = [partial(check, place, results, name, options.json) for name in names if name in CHECKS]
+    jobs = [partial(check, place, results, name, options.json) for name in names if name in CHECKS]
+    for number, run in enumerate(first):  # one empties its caches before another, that shares them, has started
+        jobs.append(partial(serve, run, options.port + 100 * number, place.environ(run)))
     try:
-        together([partial(serve, run, options.port + 100 * number) for number, run in enumerate(first)] + checks)
+        together(jobs)
         for run in chosen:
             if run not in first:
                 serve(run)

@@ -83,8 +83,12 @@ class Place:
     def python(self, run: Run) -> pathlib.Path:
         return self.installed if run.pth or not run.ours else self.bare
 
+    def _caches(self, name: str) -> pathlib.Path:
+        return self.folder / "caches" / name
+
     def environ(self, run: Run) -> dict[str, str]:
-        caches, answers = self.folder / "caches" / (run.caches or run.name), self.folder / "answers" / run.name
+        """A run's variables. Its own caches and what the observer answered before are emptied for it."""
+        caches, answers = self._caches(run.caches or run.name), self.folder / "answers" / run.name
         for old in (answers, *([] if run.caches else [caches])):
             shutil.rmtree(old, ignore_errors=True)
         answers.mkdir(parents=True)
@@ -104,6 +108,8 @@ class Place:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
+        if run.compiled_with:  # stock also keeps choices of configs there: they are to be this run's own
+            environ |= {"TRITON_CACHE_DIR": str(self._caches(run.compiled_with) / "triton"), "FLA_CACHE_RESULTS": "0"}
         if run.ours:
             environ |= {"SMART_AUTOTUNE": "1", "SMART_AUTOTUNE_CACHE_DIR": str(caches / "smart_autotune")}
         return environ

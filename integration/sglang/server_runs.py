@@ -25,7 +25,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Run:
-    """``caches``: the run whose caches it starts with; its own (empty) ones unless named. ``alone``: it is timed."""
+    """``caches``: the run whose caches it starts with; its own (empty) ones unless named. ``alone``: it is timed.
+
+    ``compiled_with``: the run at the same time with which it shares compiled kernels, and no choice of a config.
+    """
 
     name: str
     what: str
@@ -36,16 +39,17 @@ class Run:
     plugin: bool = True
     prefill_graphs: bool = False
     caches: str = ""
+    compiled_with: str = ""
 
 
 RUNS = [
     Run("http-pth", "HTTP, .pth alone, cold", True, False, over="http", plugin=False),
+    Run("http-stock", "HTTP, unset, cold", False, False, over="http", compiled_with="http-pth"),
     Run("engine-plugin", "plug-in alone, cold, prefill graphs", True, False, pth=False, prefill_graphs=True),
     Run("stock-cold", "unset, cold", False, True),
     Run("ours-cold", "SMART_AUTOTUNE=1, cold", True, True),
     Run("stock-warm", "unset, warm", False, True, caches="stock-cold"),
     Run("ours-warm", "SMART_AUTOTUNE=1, warm", True, True, caches="ours-cold"),
-    Run("http-stock", "HTTP, unset, warm", False, False, over="http", caches="stock-cold"),
     Run("http-ours", "HTTP, SMART_AUTOTUNE=1, warm", True, False, over="http", caches="ours-cold"),
     Run("prefill-stock", "unset, warm, prefill graphs", False, True, prefill_graphs=True, caches="stock-cold"),
     Run("prefill-ours", "SMART_AUTOTUNE=1, warm, prefill graphs", True, True, prefill_graphs=True, caches="ours-cold"),
@@ -76,10 +80,26 @@ class Outcome:
         return first["secs"] + batch["secs"] if first and batch else None
 
     @property
+    def batches(self) -> list[dict[str, Any]]:
+        return [line for line in self.said if "batch" in line]
+
+    @property
     def tokens_per_sec(self) -> float | None:
         """Median of the batches after the first."""
-        rates = [line["tokens"] / line["secs"] for line in self.said if line.get("batch", 0) > 0]
+        rates = self._rates()
         return statistics.median(rates) if rates else None
+
+    @property
+    def tokens_per_sec_quartiles(self) -> tuple[float, float] | None:
+        """Between these is the middle half of the batches after the first."""
+        rates = self._rates()
+        if len(rates) < 4:
+            return None
+        low, _, high = statistics.quantiles(rates, n=4, method="inclusive")
+        return low, high
+
+    def _rates(self) -> list[float]:
+        return [line["tokens"] / line["secs"] for line in self.batches if line["batch"] > 0]
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -114,11 +134,10 @@ class Server:
         self.process.wait(30)
 
 
-def served(place: Place, run: Run, port: int, limit_secs: float) -> Outcome:
+def served(place: Place, run: Run, environ: dict[str, str], port: int, limit_secs: float) -> Outcome:
     """One server from start to end. Whatever goes wrong is in the outcome."""
     outcome, begin = Outcome(run.name, run.what), time.perf_counter()
     chosen = flags.options(str(place.model), run.prefill_graphs)
-    environ = place.environ(run)
     if run.over == "http":
         command = ["-m", "sglang.launch_server", *flags.command_line(chosen, port)]
     else:
@@ -149,16 +168,48 @@ def answers_of(environ: dict[str, str]) -> pathlib.Path:
 def _over_http(server: Server, port: int, outcome: Outcome, environ: dict[str, str], limit_secs: float) -> None:
     deadline = threading.Timer(limit_secs, server.end)
     deadline.start()
+    log = NewText(server.log)
+
+    def say(**values: Any) -> None:
+        outcome.said.append(_with_prefills(values, prefills_in(log.read())))
+
     try:
-        ready = http_client.wait_until_ready(port, server.alive, limit_secs)
-        outcome.said.append({"ready_secs": ready})
-        http_client.measure(port, lambda **values: outcome.said.append(values))
+        say(ready_secs=http_client.wait_until_ready(port, server.alive, limit_secs))
+        http_client.measure(port, say)
         (answers_of(environ) / "ask").touch()
         end = time.monotonic() + 10
         while time.monotonic() < end and not list(answers_of(environ).glob("answer-*.json")):
             time.sleep(0.1)
     finally:
         deadline.cancel()
+
+
+class NewText:
+    """What has been written to a file since it was last read."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def read(self) -> str:
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        self._read += len(new)
+        return new.decode(errors="replace")
+
+
+PREFILL = re.compile(r"Prefill batch\b.*?#new-seq: (\d+)")
+
+
+def prefills_in(text: str) -> list[int]:
+    """The new sequences of each prefill that SGLang's log tells of, in order."""
+    return [int(count) for count in PREFILL.findall(text)]
+
+
+def _with_prefills(said: dict[str, Any], sizes: list[int]) -> dict[str, Any]:
+    """A batch's line with what it was prefilled in; all of it was before the batch was answered."""
+    return {**said, "prefills": sizes} if "batch" in said else said
 
 
 STOCK_TUNING = re.compile(
@@ -170,9 +221,12 @@ NOTABLE = re.compile(r"smart_autotune|: tuned \[|cold key|Traceback|[Cc]apture.*
 
 
 def read_log(text: str, outcome: Outcome) -> None:
+    sizes: list[int] = []
     for line in text.splitlines():
+        sizes += prefills_in(line)
         if line.startswith("## "):
-            outcome.said.append(json.loads(line[3:]))
+            outcome.said.append(_with_prefills(json.loads(line[3:]), sizes))
+            sizes = []
         elif NOTABLE.search(line) and len(outcome.warnings) < 40:
             outcome.warnings.append(line[:400])
     names = ("kernel", "key", "secs", "winner")

@@ -77,6 +77,7 @@ def seen() -> dict[str, Any]:
             "enabled": status.enabled,
             "conflicts": [str(conflict) for conflict in status.conflicts],
             "tuners": [status.tuners_before, status.tuners_after],
+            "status": str(status).splitlines(),
             "coverage": dataclasses.asdict(smart_autotune.coverage()),
             "cold_keys": [f"{key.kernel}: {key.describe()}" for key in smart_autotune.cold_keys()],
             "records": [_plain(record) for record in smart_autotune.records()],

@@ -13,7 +13,7 @@ from pathlib import Path
 from smart_autotune import settings
 from smart_autotune.once import warn_once
 
-from .. import triton_3_6_0
+from .. import switch, triton_3_6_0
 from ..gate import Conflict
 from ..switch import PatchRefused
 from . import warm_up
@@ -55,6 +55,7 @@ def apply() -> Status:
     sglang = sys.modules.get("sglang")
     if sglang is None:
         return status()
+    switch.add("sglang", switch.ServerPatch(apply, revert, status))
     with _lock:
         release = find(getattr(sglang, "__version__", None))
         if isinstance(release, Conflict):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import smart_autotune
 import smart_autotune.kernels.sparse_decode as op
 from smart_autotune import batch, metrics, serving, settings
 from smart_autotune.patches import sglang as plugin
@@ -173,6 +174,26 @@ def test_where_somebody_wrapped_ours_since_revert_passes_calls_on(sglang, forced
     module.flash_mla_with_kvcache_sm120 = lambda **call: ours(**call)
     plugin.revert()
     assert module.flash_mla_with_kvcache_sm120(q=1) == ("theirs", {"q": 1})
+
+
+def test_the_packages_own_switch_shows_it_and_turns_it_off_and_on_again(sglang, forced):
+    modules = [load(name) for name in (ENTRY_MODULE, BACKEND_MODULE, RUNNER_MODULE, SCHEDULER_MODULE)]
+    before = functions(modules)
+    assert smart_autotune.status().servers == ()
+    plugin.apply()
+    assert smart_autotune.status().servers == (plugin.status(),)
+    assert f"  wrapped: {ENTRY_MODULE}.{sparse_decode.ENTRY}" in str(smart_autotune.status()).splitlines()
+    off = smart_autotune.disable()
+    assert off.servers == (plugin.status(),) and plugin.status().replaced == plugin.status().waiting == ()
+    assert all(now is then for now, then in zip(functions(modules), before))
+    smart_autotune.enable()
+    assert all(now.__wrapped__ is then for now, then in zip(functions(modules), before))
+
+
+def test_why_it_refuses_is_in_the_packages_own_status(monkeypatch, tmp_path):
+    with fake_sglang.loaded(monkeypatch, tmp_path, "0.5.18"), settings.override(strict=False):
+        plugin.apply()
+        assert "found sglang 0.5.18" in str(smart_autotune.status())
 
 
 def test_an_entry_that_somebody_else_has_replaced_stays_theirs(sglang, forced, caplog):

@@ -18,6 +18,31 @@ from support.patching import on_the_verified_triton
 STOCK_RUN = vars(Autotuner)["run"]
 
 
+class OfAServer:
+    """A server's own patch, as the switch sees it."""
+
+    def __init__(self, name="server", fails=None):
+        self.name, self.is_on, self.applied, self.fails = name, True, 0, fails
+        self.patch = switch.ServerPatch(self.apply, self.revert, lambda: f"{name}: {'on' if self.is_on else 'off'}")
+
+    def apply(self):
+        self.is_on, self.applied = True, self.applied + 1
+        switch.add(self.name, self.patch)
+
+    def revert(self):
+        if self.fails is not None:
+            raise self.fails
+        self.is_on = False
+
+
+@pytest.fixture
+def servers(monkeypatch):
+    """Names of servers' patches; none to start with."""
+    monkeypatch.setattr(switch, "_servers", {})
+    monkeypatch.setattr(switch, "_put_back", set())
+    return switch._servers
+
+
 def said(caplog, level):
     return [record.getMessage() for record in caplog.records if record.levelno == level]
 
@@ -130,3 +155,57 @@ def test_a_disable_that_has_to_step_aside_warns_and_status_is_off(lenient, caplo
     (line,) = said(caplog, logging.WARNING)
     assert f"found one put there by {__name__}; ours passes its calls to stock" in line
     assert [str(conflict) for conflict in status.conflicts] == [line]
+
+
+# ---- servers' own patches --------------------------------------------------------------------------------------------
+
+
+def test_without_a_server_status_has_none_and_loads_nothing_of_one(servers, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("smart_autotune.patches.sglang")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert smart_autotune.status().servers == smart_autotune.disable().servers == ()
+    assert not any(name.partition(".")[0] == "sglang" or name.endswith("patches.sglang") for name in sys.modules)
+
+
+@on_the_verified_triton
+def test_status_shows_a_servers_own_patch_and_disable_reverts_it_too(servers):
+    one, other = OfAServer("one"), OfAServer("other")
+    one.apply()
+    other.apply()
+    on = smart_autotune.enable()
+    assert on.servers == ("one: on", "other: on") and str(on).splitlines()[-2:] == ["one: on", "other: on"]
+    assert (one.applied, other.applied) == (1, 1), "what is in force is not applied again"
+    off = smart_autotune.disable()
+    assert off.servers == ("one: off", "other: off") and not off.enabled
+    assert smart_autotune.disable() == off
+
+
+@on_the_verified_triton
+def test_enable_applies_again_what_disable_has_reverted_and_nothing_else(servers):
+    ours, reverted_by_hand = OfAServer("ours"), OfAServer("by hand")
+    ours.apply()
+    smart_autotune.disable()
+    reverted_by_hand.apply()
+    reverted_by_hand.revert()
+    assert smart_autotune.enable().servers == ("ours: on", "by hand: off")
+    assert smart_autotune.enable().servers == ("ours: on", "by hand: off") and ours.applied == 2
+
+
+@on_the_verified_triton
+def test_a_servers_patch_that_cannot_be_reverted_is_an_error_and_all_else_is_put_back(servers):
+    stubborn, other = OfAServer("stubborn", fails=RuntimeError("cannot")), OfAServer("other")
+    stubborn.apply()
+    other.apply()
+    smart_autotune.enable()
+    with pytest.raises(RuntimeError, match="cannot"):
+        smart_autotune.disable()
+    assert vars(Autotuner)["run"] is STOCK_RUN and not other.is_on
+
+
+def test_without_triton_a_servers_own_patch_is_reverted_all_the_same(servers, monkeypatch):
+    server = OfAServer()
+    server.apply()
+    for name in [name for name in sys.modules if name == "triton" or name.startswith("triton.")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert smart_autotune.disable().servers == ("server: off",)
+    assert "triton" not in sys.modules

@@ -494,7 +494,7 @@ def no_engine(monkeypatch):
 
     asked = []
 
-    def fails(tuner, stock_run):
+    def fails(tuner, stock_run, batch):
         asked.append(tuner)
         raise AttributeError("'Autotuner' object has no attribute 'arg_names'")
 

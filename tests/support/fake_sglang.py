@@ -13,6 +13,7 @@ import pytest
 
 from smart_autotune import batch
 from smart_autotune.patches import sglang as plugin
+from smart_autotune.patches import switch
 from smart_autotune.patches.sglang import verified
 
 ENTRY_MODULE = "sglang.srt.layers.attention.flash_mla_sm120"
@@ -81,6 +82,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str = "0.5.14
         scope.setattr(plugin, "_warm_up", ())
         scope.setattr(plugin, "_decode", None)
         scope.setattr(plugin, "_refused", [])
+        scope.setattr(switch, "_servers", {})
+        scope.setattr(switch, "_put_back", set())
         importlib.invalidate_caches()
         try:
             yield importlib.import_module("sglang")

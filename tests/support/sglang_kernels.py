@@ -24,6 +24,7 @@ from triton.runtime.autotuner import Autotuner
 
 import smart_autotune
 from smart_autotune.engine import stock_engine
+from smart_autotune.patches.sglang.batches import batch_of
 
 sys.path.append(str(Path(__file__).parents[1]))
 from support.stub_driver import StubDriver, active
@@ -44,7 +45,7 @@ def tuner_of(value: object) -> Autotuner | None:
 
 def facts(tuner: Autotuner) -> dict[str, object]:
     """What our engine makes of the decorator's arguments, beside what stock has."""
-    engine = stock_engine(tuner, tuner.run)
+    engine = stock_engine(tuner, tuner.run, batch_of(tuner))
     view = engine.view
     return {
         "name": engine.name,
@@ -57,6 +58,8 @@ def facts(tuner: Autotuner) -> dict[str, object]:
         "restores": list(tuner.restore_value or ()),
         "resets": list(tuner.reset_to_zero or ()),
         "cache_results": tuner.cache_results,
+        "batch": engine.plans._batch.readable_from,
+        "first_argument": view.arg_names[0],
         "identity": view.source_identity.partition("@")[2] != "",
     }
 
