@@ -120,6 +120,7 @@ def exhaustive(m: int, secs_each: float) -> dict[str, float]:
         except Exception:
             continue
         runs[describe(config)] = run
+    timer.decide(list(runs.values()))  # the first samples of each, at least
     slices = 20
     each_us = statistics.mean(run.median_us for run in runs.values()) + 2 * 100.0  # with flush, host and wait
     for _ in range(slices):

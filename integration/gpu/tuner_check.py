@@ -319,6 +319,58 @@ def proton_sees_direct_launches() -> dict[str, Any]:
     return {"profile bytes": len(text)}
 
 
+def threads_that_hold_the_interpreter_are_in_no_timing() -> dict[str, Any]:
+    """Candidates are sampled while others compile: what a thread's turn (5 ms) costs the host must not be in it."""
+    from smart_autotune.gpu_bench import GpuTimer, Run
+
+    operands_ = operands(64)
+    configs = MATMUL_CONFIGS[:5]
+
+    def runs() -> list[Run]:
+        def launch(config: triton.Config) -> Callable[[], Any]:
+            grid = (triton.cdiv(64, config.kwargs["BM"]), triton.cdiv(1024, config.kwargs["BN"]))
+            return lambda: _matmul[grid](*operands_, 64, 1024, 1024, **config.all_kwargs())
+
+        return [Run(launch(config)) for config in configs]
+
+    def medians(busy: int) -> tuple[list[float], list[float], float]:
+        """After screening beside ``busy`` threads, and after the decision without them; seconds of both."""
+        timer, made, ended = GpuTimer(), runs(), threading.Event()
+        threads = [threading.Thread(target=spin, args=(ended,)) for _ in range(busy)]
+        begin = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for run in made:
+            timer.screen(run)
+        screened = [max(run.samples_us, default=0.0) for run in made]
+        ended.set()
+        for thread in threads:
+            thread.join()
+        timer.decide(made)
+        return screened, [run.median_us for run in made], time.perf_counter() - begin
+
+    def spin(ended: threading.Event) -> None:
+        while not ended.is_set():
+            sum(range(2000))
+
+    medians(0)  # compiles
+    idle = medians(0)
+    found: dict[str, Any] = {"idle, us": [round(value, 1) for value in idle[1]], "idle, secs": round(idle[2], 3)}
+    worst_kept, worst_median = 0.0, 0.0
+    for busy in (1, 3, 6):
+        kept, decided, secs = medians(busy)
+        worst_kept = max(worst_kept, *(one / two for one, two in zip(kept, idle[1])))
+        worst_median = max(worst_median, *(one / two for one, two in zip(decided, idle[1])))
+        found[f"beside {busy}, us"], found[f"beside {busy}, secs"] = [round(v, 1) for v in decided], round(secs, 3)
+    found |= {"worst sample kept while busy / idle": worst_kept, "worst median / idle": worst_median}
+    print_table("timed beside busy threads", [(name, str(value)) for name, value in found.items()])
+    check(
+        worst_median < 1.5, f"a config that was screened beside busy threads came out {worst_median:.1f} times slower"
+    )
+    check(worst_kept < 3.0, f"a sample of {worst_kept:.1f} times the idle median was kept")
+    return found
+
+
 def against_stock() -> dict[str, Any]:
     """First tuning and launch cost beside stock's, in one run (for information; launch cost is a later issue)."""
     found: dict[str, Any] = {}
@@ -356,6 +408,7 @@ CHECKS: list[Callable[[], dict[str, Any]]] = [
     descriptors_take_each_configs_block_shape,
     in_place_kernels_are_restored,
     proton_sees_direct_launches,
+    threads_that_hold_the_interpreter_are_in_no_timing,
     against_stock,
 ]
 
@@ -363,10 +416,13 @@ CHECKS: list[Callable[[], dict[str, Any]]] = [
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", help="write the results there")
+    parser.add_argument("--only", help="a part of the names of the checks to run", default="")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     rows, results = [], {}
     for function in CHECKS:
+        if options.only not in function.__name__:
+            continue
         begin = time.perf_counter()
         try:
             with settings.override(strict=True):
@@ -378,7 +434,8 @@ def main() -> int:
         results[function.__name__] = found
         rows.append(("ok" if found["passed"] else "FAILED", function.__name__, f"{found['check secs']} s"))
     write_json(options.json, {"checks": results})
-    print_table("against stock", [(name, str(value)) for name, value in results["against_stock"].items()])
+    if "against_stock" in results:
+        print_table("against stock", [(name, str(value)) for name, value in results["against_stock"].items()])
     print_table("tuner on a GPU", rows)
     return 0 if all(found["passed"] for found in results.values()) else 1
 

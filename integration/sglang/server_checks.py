@@ -28,7 +28,7 @@ def problems_of(server: str, run: Run, outcome: Outcome) -> list[str]:
     if not outcome.seen:
         return [*found, "no answer from the scheduler process"]
     for seen in outcome.seen:
-        found += _problems_seen(run, seen)
+        found += _problems_seen(server, run, seen)
     return found
 
 
@@ -43,13 +43,14 @@ def _wrong_tokens(run: Run, outcome: Outcome) -> list[str]:
     return found
 
 
-def _problems_seen(run: Run, seen: dict[str, Any]) -> list[str]:
+def _problems_seen(server: str, run: Run, seen: dict[str, Any]) -> list[str]:
     if "error" in seen:
         return [f"the observer failed: {seen['error']}"]
     found = []
     begun, ended = (seen["captures"].get(name, 0) for name in ("begun", "ended"))
-    if begun != ended or ended < len(flags.DECODE_BATCHES):
-        found.append(f"captures lost: {begun} begun, {ended} ended, expected {len(flags.DECODE_BATCHES)} or more")
+    expected = len(flags.DECODE_BATCHES[server])
+    if begun != ended or ended < expected:
+        found.append(f"captures lost: {begun} begun, {ended} ended, expected {expected} or more")
     if not run.ours:
         loaded = [name for name in seen["our_modules"] if name in NOT_WHEN_UNSET]
         return found + ([f"unset, and yet loaded: {loaded}"] if loaded else [])

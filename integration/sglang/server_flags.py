@@ -7,7 +7,8 @@ from typing import Any
 
 RELEASES = {"kimi": "0.5.14", "minimax": "0.5.17"}  # of SGLang, by server
 BATCH = 64
-DECODE_BATCHES = [1, 2, 4, 8, 16, 32, 64]
+# Captured, by server. Unset, each size of minimax costs half a minute of tuning and the first one two minutes.
+DECODE_BATCHES = {"kimi": [1, 2, 4, 8, 16, 32, 64], "minimax": [8, 64]}
 
 OPTIONS: dict[str, Any] = {
     "dtype": "bfloat16",
@@ -19,7 +20,6 @@ OPTIONS: dict[str, Any] = {
     "max_total_tokens": 65536,
     "max_running_requests": BATCH,
     "chunked_prefill_size": 4096,
-    "cuda_graph_bs_decode": DECODE_BATCHES,
     "disable_radix_cache": True,
     "disable_custom_all_reduce": True,
     "random_seed": 1,
@@ -30,6 +30,7 @@ def options(model_path: str, prefill_graphs: bool) -> dict[str, Any]:
     """``prefill_graphs``: SGLang's default. Without them prefill is eager, as the stall is measured."""
     has_weights = (pathlib.Path(model_path) / "model.safetensors").exists()
     chosen = {"model_path": model_path, "load_format": "auto" if has_weights else "dummy", **OPTIONS}
+    chosen["cuda_graph_bs_decode"] = DECODE_BATCHES[pathlib.Path(model_path).name]
     return chosen if prefill_graphs else {**chosen, "disable_prefill_cuda_graph": True}
 
 

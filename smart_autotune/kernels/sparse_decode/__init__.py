@@ -11,7 +11,7 @@ import triton.language as tl
 
 from smart_autotune import settings
 from smart_autotune.capture import is_capturing
-from smart_autotune.kernels.sparse_decode.launcher import INTERPRETED, launch_with, no_parts
+from smart_autotune.kernels.sparse_decode.launcher import INTERPRETED, has_dependent_launch, launch_with, no_parts
 from smart_autotune.kernels.sparse_decode.layout import HEAD_DIM, TOKEN_BYTES
 from smart_autotune.kernels.sparse_decode.tuning import (
     CONFIGS,
@@ -151,6 +151,7 @@ def _launch(
         "stride_lse_row": 0 if lse is None else lse.stride(0),
         "softmax_scale": softmax_scale,
         "COMPUTE": compute,
+        "EARLY": has_dependent_launch(q.device),
     }
     tuned = config is None and not INTERPRETED
     if tuned:

@@ -15,6 +15,7 @@ RMS-normalised and stay far inside. Scale byte 255 (NaN in the format) gives val
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from smart_autotune.kernels.sparse_decode.layout import (
     GROUP_DIMS,
@@ -232,6 +233,7 @@ def _split_kernel(
     BLOCK_H: tl.constexpr,
     HEADS_FIRST: tl.constexpr,
     WAVES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program: a row, BLOCK_H heads, one split of the row's tokens. Grid (rows, head tiles, splits).
 
@@ -241,10 +243,11 @@ def _split_kernel(
     part [T, splits, num_heads, 512] and part_lse [T, splits, num_heads], fp32, contiguous.
 
     With one split, out is the result, divided by the denominator with the sink, and lse (natural) is without it.
-    With more, part is each split's own softmax (no sink); a split without tokens leaves it unwritten, which its
-    part_lse of -inf says. COMPUTE: the dtype of the dots' operands. BLOCK_T cuts tokens, BLOCK_H heads.
+    With more, part is each split's own softmax (no sink); a split without blocks leaves its own unwritten. COMPUTE:
+    the dtype of the dots' operands. BLOCK_T cuts tokens, BLOCK_H heads.
     HEADS_FIRST: see the module. WAVES: how many programs a multiprocessor get; the launcher reads it. The
-    `_rounded` widths are only for the tuning key. once: 1, see below.
+    `_rounded` widths are only for the tuning key. once: 1, see below. EARLY: the combine may start before this grid
+    has ended (programmatic dependent launch, sm_90 and later); it waits for the results itself.
     """
     HAS_EXTRA: tl.constexpr = extra_cache_ptr is not None
     WIDTH: tl.constexpr = 2 * G_DIMS if HEADS_FIRST else G_DIMS
@@ -268,8 +271,7 @@ def _split_kernel(
     last_block = tl.minimum(first_block + share, all_blocks)
     if num_splits > 1:
         if first_block >= all_blocks:
-            tl.store(part_lse_ptr + part + o_head, tl.full([BLOCK_H], float("-inf"), tl.float32), mask=m_head)
-            return
+            return  # the combine knows it by the lengths
 
     queries = _load_queries(q_ptr + row * stride_q_row, stride_q_head, o_head, m_head, HEADS_FIRST, WIDTH, COMPUTE)
     state = (tl.full([BLOCK_H], float("-inf"), tl.float32), tl.zeros([BLOCK_H], tl.float32))
@@ -308,6 +310,8 @@ def _split_kernel(
         if HEADS_FIRST:
             queries = _zeros(HEADS_FIRST, BLOCK_H, WIDTH, COMPUTE)
 
+    if EARLY:  # only now: programs of the combine that wait beside the gathers slow them down
+        gdc_launch_dependents()
     total = state[1]
     lse = tl.where(total > 0, (state[0] + tl.log2(total)) * LN2, float("-inf"))
     if num_splits > 1:
@@ -336,21 +340,29 @@ def _split_kernel(
 def _combine_kernel(
     parts_ptr,
     part_lse_ptr,
+    length_ptr,
+    extra_length_ptr,
     sink_ptr,
     out_ptr,
     lse_ptr,
+    topk,
+    extra_topk,
     num_splits,
     num_heads,
     stride_out_row,
     stride_out_head,
     stride_lse_row,
+    BLOCK_T: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program: one row, one head, BLOCK_D dims of it. Grid (rows, heads, 512 / BLOCK_D).
 
-    parts [T, splits, H, 512] fp32 and part_lse [T, splits, H], contiguous, as the split kernel leaves them · sink [H]
-    fp32 or None · out [T, H, 512] · lse [T, H] fp32 or None. BLOCK_S covers all splits.
+    parts [T, splits, H, 512] and part_lse [T, splits, H] fp32, contiguous, as the split kernel leaves them · sink [H]
+    fp32 or None · out [T, H, 512] · lse [T, H] fp32 or None. BLOCK_S covers all splits. EARLY: started before the split
+    kernel has ended. What does not come from it (lengths, which tell the splits that have a part, and the sink) is read
+    before the wait for it, and the parts need not wait for part_lse. BLOCK_T: the split kernel's.
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -358,7 +370,17 @@ def _combine_kernel(
     o_dim = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
 
     o_part = (row * num_splits + o_split) * num_heads + head
-    part_lse = tl.load(part_lse_ptr + o_part, mask=o_split < num_splits, other=float("-inf"))  # [S]
+    all_blocks = tl.cdiv(_live_length(length_ptr, row, topk), BLOCK_T)
+    all_blocks += tl.cdiv(_live_length(extra_length_ptr, row, extra_topk), BLOCK_T)
+    m_split = (o_split < num_splits) & (o_split * tl.cdiv(all_blocks, num_splits) < all_blocks)
+    sink = float("-inf")
+    if sink_ptr is not None:
+        sink = tl.load(sink_ptr + head)
+    if EARLY:
+        gdc_wait()
+    part_lse = tl.load(part_lse_ptr + o_part, mask=m_split, other=float("-inf"))  # [S]
+    p_part = parts_ptr + o_part[:, None] * OUT_DIMS + o_dim[None, :]
+    parts = tl.load(p_part, mask=m_split[:, None], other=0.0)  # [S, BLOCK_D]
     peak = tl.max(part_lse, axis=0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(tl.exp(part_lse - base), axis=0)
@@ -366,15 +388,11 @@ def _combine_kernel(
 
     ceiling = base
     if sink_ptr is not None:
-        sink = tl.load(sink_ptr + head)
         ceiling = tl.maximum(peak, sink)
         ceiling = tl.where(ceiling == float("-inf"), 0.0, ceiling)
         total = total * tl.exp(peak - ceiling) + tl.exp(sink - ceiling)
     weight = tl.exp(part_lse - ceiling) * tl.where(total > 0, 1.0 / total, 0.0)
 
-    p_part = parts_ptr + o_part[:, None] * OUT_DIMS + o_dim[None, :]
-    m_written = part_lse > float("-inf")
-    parts = tl.load(p_part, mask=m_written[:, None], other=0.0)  # [S, BLOCK_D]
     out = tl.sum(parts * weight[:, None], axis=0)
     p_out = out_ptr + row * stride_out_row + head * stride_out_head + o_dim
     tl.store(p_out, out.to(out_ptr.dtype.element_ty))

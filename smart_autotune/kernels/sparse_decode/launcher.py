@@ -37,6 +37,14 @@ def _sm_count(device: torch.device) -> int:
 
 
 @functools.cache
+def has_dependent_launch(device: torch.device) -> bool:
+    """Programmatic dependent launch came with compute capability 9.0."""
+    if INTERPRETED or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
 def no_parts(device: torch.device) -> torch.Tensor:
     """What stands for the scratch where there is none. It is never read or written."""
     with torch.inference_mode(False):
@@ -63,32 +71,34 @@ def launch_with(
         grid = (rows, triton.cdiv(heads, config.kwargs["BLOCK_H"]), splits)
         _split_kernel[grid](**arguments, **config.all_kwargs())
     if splits > 1:
-        _combine(part, part_lse, arguments["sink_ptr"], out, lse)
+        _combine(arguments, config.kwargs["BLOCK_T"])
 
 
-def _combine(
-    part: torch.Tensor,
-    part_lse: torch.Tensor,
-    sink: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-) -> None:
+def _combine(arguments: Mapping[str, Any], block_t: int) -> None:
+    part_lse, out, lse, early = (arguments[name] for name in ("part_lse_ptr", "out_ptr", "lse_ptr", "EARLY"))
     rows, splits, heads = part_lse.shape
     block_s = triton.next_power_of_2(splits)
     block_d = max(64, min(HEAD_DIM, 4096 // block_s))
     _combine_kernel[(rows, heads, HEAD_DIM // block_d)](
-        part,
+        arguments["part_ptr"],
         part_lse,
-        sink,
+        arguments["length_ptr"],
+        arguments["extra_length_ptr"],
+        arguments["sink_ptr"],
         out,
         lse,
+        arguments["topk"],
+        arguments["extra_topk"],
         splits,
         heads,
         out.stride(0),
         out.stride(2),
         0 if lse is None else lse.stride(0),
+        BLOCK_T=block_t,
         BLOCK_S=block_s,
         BLOCK_D=block_d,
+        EARLY=early,
+        **({"launch_pdl": True} if early else {}),
     )
 
 

@@ -28,7 +28,10 @@ def _config(
 # How often each was chosen on an H200 is in integration/benchmarks/sparse_decode.md; the second one never was.
 CONFIGS = [
     _config(32, 8, 2, 1, waves=4),
-    _config(32, 8, 2, 1, waves=2),
+    _config(32, 8, 2, 2, waves=3),
+    _config(32, 8, 4, 2, waves=3),
+    _config(16, 8, 1, 1, waves=6),
+    _config(16, 8, 2, 1, waves=5),
     _config(32, 8, 4, 1, waves=2),
     _config(32, 8, 4, 1, waves=4),
     _config(64, 8, 4, 2, waves=2),
@@ -37,6 +40,8 @@ CONFIGS = [
     _config(32, 16, 2, 1, waves=2),
     _config(32, 16, 4, 1, waves=2),
     _config(16, 16, 2, 1, waves=4),
+    _config(32, 16, 4, 2, waves=3),
+    _config(16, 16, 2, 2, waves=4),
     _config(64, 64, 8, 1, waves=1, heads_first=True),
     _config(64, 64, 8, 2, waves=1, heads_first=True),
 ]
@@ -148,6 +153,7 @@ def _example(rows: int, num_heads: int, topk: int, extra_topk: int, extra_page_s
         "PAGE_SIZE": 256,
         "EXTRA_PAGE_SIZE": extra_page_size if has_extra else 1,
         "COMPUTE": tl.float16,
+        "EARLY": False,  # True from sm_90 on: one instruction more, the same needs
     }
 
 
