@@ -20,10 +20,10 @@ import torch
 
 log = logging.getLogger("smart_autotune")
 
-FIRST_SAMPLES = 3  # of every candidate
+FIRST_SAMPLES = 2  # of every candidate; the lesser one decides whether it gets more
 # (how much slower than the best a candidate may be to stay, samples it has after this round)
 ROUNDS = ((1.5, 8), (1.15, 20), (1.04, 50))
-ROUND_MS = 60.0  # device time that one round may take for one candidate: long kernels get fewer samples
+ROUND_MS = 6.0  # device time that one round may take for one candidate: long kernels get fewer samples
 HOST_MARGIN = 1.3  # by how much more than a launch costs the host the device is kept busy ahead of it
 ATTEMPTS = 3  # at a sample that the device was too early for
 MOST_WAIT_MS = 40.0  # that the device is kept busy ahead of one sample: eight turns of another thread (5 ms each)
@@ -51,6 +51,11 @@ class Run:
         return statistics.median(self.samples_us)
 
     @property
+    def seen_us(self) -> float:
+        """What it is known to reach: of few samples the least, because what disturbs a launch only makes it longer."""
+        return self.median_us if len(self.samples_us) > FIRST_SAMPLES else min(self.samples_us)
+
+    @property
     def spread_us(self) -> tuple[float, float]:
         """20 % and 80 % quantiles."""
         ordered = sorted(self.samples_us)
@@ -73,20 +78,17 @@ class GpuTimer:
 
         Samples that the device was too early for are left to ``decide``: candidates may still be compiling.
         """
-        run.before()
-        run.launch()
-        run.after()
+        self._enqueue(run)
         torch.cuda.synchronize()
-        for _ in range(2):  # the first of the two makes events and the like for the first time
-            self._enqueue(run)
+        self._enqueue(run)  # what it costs the host when nothing is done for the first time
         self._sample([run], FIRST_SAMPLES, attempts=1, keep_early=False)
 
     def decide(self, runs: Sequence[Run]) -> None:
         """More samples for those that may still win, in interleaved rounds."""
         self._sample([run for run in runs if len(run.samples_us) < FIRST_SAMPLES], FIRST_SAMPLES)
         for tolerance, wanted in ROUNDS:
-            best_us = min((run.median_us for run in runs), default=0.0)
-            alive = [run for run in runs if run.median_us <= tolerance * best_us]
+            best_us = min((run.seen_us for run in runs), default=0.0)
+            alive = [run for run in runs if run.seen_us <= tolerance * best_us]
             if len(alive) < 2 or time.monotonic() >= self._deadline:
                 return
             affordable = int(ROUND_MS * 1e3 / max(best_us, 1.0)) or 1

@@ -162,20 +162,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json")
     parser.add_argument("--secs", type=float, default=1.0, help="exhaustive measurement of one config, seconds")
+    parser.add_argument("--only", default="", help="a part of the names of the rows to measure")
     options = parser.parse_args()
     launch(fresh("smart", CONFIGS[:2]), operands(64))  # what a process does once: CUDA context, driver module
     launch(fresh("stock", CONFIGS[:2]), operands(64))
     results: dict[str, Any] = {}
-    secs_each = options.secs
+    rows_of: dict[str, Callable[[], dict[str, Any]]] = {
+        "M=16: 16 configs, s": partial(first_tuning, 16, CONFIGS),
+        "M=4096: 16 configs, s": partial(first_tuning, 4096, CONFIGS),
+        "M=512: 36 configs, s": partial(first_tuning, 512, MANY),
+        "M=16 … 8192: ten buckets, s": partial(buckets, 16, 10),
+        "M=1 … 512: ten buckets, three specialisations of M, s": partial(buckets, 1, 10),
+        "M=16: regret of 20 tunings": partial(regret, 16, 20, options.secs),
+        "M=4096: regret of 20 tunings": partial(regret, 4096, 20, options.secs),
+        "200 MB free": short_of_memory,
+    }
     with settings.override(strict=True):
-        for m in (16, 4096):
-            results[f"M={m}: 16 configs, s"] = first_tuning(m, CONFIGS)
-        results["M=512: 36 configs, s"] = first_tuning(512, MANY)
-        results["M=16 … 8192: ten buckets, s"] = buckets(16, 10)
-        results["M=1 … 512: ten buckets, three specialisations of M, s"] = buckets(1, 10)
-        for m in (16, 4096):
-            results[f"M={m}: regret of 20 tunings"] = regret(m, 20, secs_each)
-        results["200 MB free"] = short_of_memory()
+        for name, measure in rows_of.items():
+            if options.only in name:
+                results[name] = measure()
     write_json(options.json, results)
     rows = [(name, ", ".join(f"{key}: {value}" for key, value in found.items())) for name, found in results.items()]
     print_table("tuning", rows)

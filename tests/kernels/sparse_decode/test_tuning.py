@@ -134,7 +134,8 @@ def test_the_price_of_a_config_is_split_and_combine(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(launcher, "_sm_count", lambda device: 132)
     call = {
         "q_ptr": torch.zeros(2, 1, 8, 512, dtype=torch.bfloat16), "out_ptr": torch.zeros(2, 1, 8, 512),
-        "lse_ptr": None, "sink_ptr": None, "length_ptr": None, "extra_length_ptr": None, "num_heads": 8, "topk": 64, "extra_topk": 0, "num_splits": 1, "EARLY": False,
+        "lse_ptr": None, "sink_ptr": None, "length_ptr": None, "extra_length_ptr": None, "num_heads": 8,
+        "topk": 64, "extra_topk": 0, "num_splits": 1, "EARLY": False,
     }  # fmt: skip
     launcher.timed(call, config(32, 8, 4))()
     assert launched == [("split", (2, 1, 2)), ("combine", (2, 8, 1))]
