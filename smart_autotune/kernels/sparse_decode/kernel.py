@@ -96,6 +96,24 @@ def _side_by_side(a, b):
     return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (a.shape[0], 2 * a.shape[1]))
 
 
+def _converts_e4m3(_semantic=None):
+    """Whether the GPU that is compiled for has instructions for e4m3 (sm_89 and later). The interpreter has its own."""
+    return tl.constexpr(_semantic is None or "fp8e4nv" in _semantic.builder.options.supported_fp8_dtypes)
+
+
+_converts_e4m3.__triton_builtin__ = True  # called while the kernel compiles, with what it compiles for
+
+
+@triton.jit
+def _e4m3_value(byte):
+    """The value of an e4m3 byte (fp16, exact), by its bits: put where fp16 has them they are the value times 2^-8.
+
+    Subnormals too. The two bytes for NaN give 480 and -480.
+    """
+    wide = byte.to(tl.uint16)
+    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+
+
 @triton.jit
 def _load_keys(p_token, scales, m_token, HEADS_FIRST: tl.constexpr, WIDTH: tl.constexpr, COMPUTE: tl.constexpr):
     """512 / WIDTH tiles [BLOCK_T, WIDTH] of dequantised values.
@@ -111,7 +129,10 @@ def _load_keys(p_token, scales, m_token, HEADS_FIRST: tl.constexpr, WIDTH: tl.co
     b_rope = tl.load(p_rope[:, None] + o_dim[None, :], mask=m_token[:, None], other=0.0).to(tl.float32).to(COMPUTE)
     keys = ()
     for g in tl.static_range(N_GROUPS):
-        b_k = loaded[g].to(tl.float8e4nv, bitcast=True).to(COMPUTE)
+        if _converts_e4m3():
+            b_k = loaded[g].to(tl.float8e4nv, bitcast=True).to(COMPUTE)
+        else:
+            b_k = _e4m3_value(loaded[g]).to(COMPUTE)
         b_k = b_k * _group_scale(scales, g).to(COMPUTE)[:, None]
         if not HEADS_FIRST:
             b_k = _keep_in_shared_memory(b_k)

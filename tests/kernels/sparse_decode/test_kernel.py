@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 TOLERANCE = 1e-3
 
@@ -37,6 +38,7 @@ class Case:
     block_t: int = 32
     block_h: int = 8
     heads_first: bool = False
+    by_bits: bool = False  # as on GPUs that do not convert e4m3
 
 
 CASES = {
@@ -77,6 +79,8 @@ CASES = {
     "a sink far above all scores": Case(sink=80.0, splits=2),
     "a sink far above all scores, one split": Case(sink=80.0, splits=1),
     "a sink far below all scores": Case(sink=-200.0, splits=2),
+    "e4m3 by its bits": Case(rows=2, extra_width=70, sink=1.0, splits=2, by_bits=True),
+    "e4m3 by its bits, heads first, one split": Case(heads=16, block_h=16, heads_first=True, splits=1, by_bits=True),
 }
 
 
@@ -106,6 +110,12 @@ def test_agrees_with_the_reference(name: str, results: dict[str, Any]) -> None:
 def test_cases_would_notice_what_is_ignored(results: dict[str, Any]) -> None:
     noticed = {changed for result in results.values() for changed in result["if_ignored"]}
     assert noticed == {"sink", "extra list", "lengths", "extra lengths"}
+
+
+def test_the_bits_of_every_e4m3_byte_give_its_value(results: dict[str, Any]) -> None:
+    """All 256 but the two for NaN, subnormals and both zeros among them, to the last bit."""
+    assert results["every byte"]["wrong"] == []
+    assert results["every byte"]["nan"] == [480.0, -480.0]
 
 
 def test_the_op_itself_runs_in_the_interpreter(results: dict[str, Any]) -> None:
@@ -171,7 +181,10 @@ def run_case(case: Case, seed: int) -> dict[str, Any]:
     out = torch.full(q.shape, math.nan)
     lse = torch.full(q.shape[:3], math.nan)
     lists = op._lists(*(given[name] for name in given if name not in ("q", "sink")))
-    op._launch(q, lists, sink, 0.04, case.heads, out, lse, config=config, splits=case.splits)
+    with pytest.MonkeyPatch.context() as patched:
+        if case.by_bits:
+            patched.setattr("smart_autotune.kernels.sparse_decode.kernel._converts_e4m3", lambda: False)
+        op._launch(q, lists, sink, 0.04, case.heads, out, lse, config=config, splits=case.splits)
 
     known = {"softmax_scale": 0.04, "num_heads": case.heads}
     want, want_lse = sparse_decode_reference(**given, **known)
@@ -212,6 +225,23 @@ def run_op() -> dict[str, Any]:
     return {"error": relative(out.float(), want), "if_ignored": {}}
 
 
+@triton.jit
+def values_of(byte_ptr, value_ptr):
+    from smart_autotune.kernels.sparse_decode.kernel import _e4m3_value
+
+    places = tl.arange(0, 256)
+    tl.store(value_ptr + places, _e4m3_value(tl.load(byte_ptr + places)))
+
+
+def run_every_byte() -> dict[str, Any]:
+    every = torch.arange(256, dtype=torch.uint8)
+    got, want = torch.empty(256, dtype=torch.float16), every.view(torch.float8_e4m3fn).to(torch.float16)
+    values_of[(1,)](every, got)
+    is_nan = want.isnan()
+    same = got.view(torch.int16) == want.view(torch.int16)
+    return {"wrong": every[~same & ~is_nan].tolist(), "nan": got[is_nan].tolist(), "if_ignored": {}}
+
+
 def main() -> None:
     real_empty = torch.empty
 
@@ -227,6 +257,7 @@ def main() -> None:
         except Exception as error:
             found[name] = {"raised": repr(error), "if_ignored": {}}
     found["the op"] = run_op()
+    found["every byte"] = run_every_byte()
     print(json.dumps(found))
 
 
