@@ -25,7 +25,7 @@ def _config(
 
 
 # For GPUs with 227 KiB of shared memory a block and for those with 99; first_fit takes the first that fits.
-# How often each was chosen on an H200 is in integration/benchmarks/sparse_decode.md; the second one never was.
+# How often each was chosen on an H200 is in integration/benchmarks/sparse_decode.md.
 CONFIGS = [
     _config(32, 8, 2, 1, waves=4),
     _config(32, 8, 2, 2, waves=3),
