@@ -43,8 +43,13 @@ class Run:
     after: Callable[[], None] = lambda: None
     launches: int = 1  # in one call of ``launch``
     host_us: float = float("inf")  # the least that enqueueing one sample has cost the host
-    waits: bool = False  # it waits for the device itself, as far as its samples tell
     samples_us: list[float] = field(default_factory=list)
+    was_ahead: bool = False  # at least once the host had enqueued a sample before the device came to it
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for the device itself, as far as its samples tell."""
+        return bool(self.samples_us) and not self.was_ahead
 
     @property
     def median_us(self) -> float:
@@ -60,6 +65,17 @@ class Run:
         """20 % and 80 % quantiles."""
         ordered = sorted(self.samples_us)
         return ordered[len(ordered) // 5], ordered[(4 * len(ordered)) // 5]
+
+
+@dataclass
+class Sample:
+    """Two events around one launch. ``ahead``: both were enqueued before the device reached the first."""
+
+    run: Run
+    begin: Any
+    end: Any
+    ahead: bool
+    host_us: float
 
 
 class GpuTimer:
@@ -104,10 +120,9 @@ class GpuTimer:
             again: list[tuple[Run, float]] = []
             for sample in self._enqueued(queue):
                 run = sample.run
-                last = keep_early and (attempt == attempts or run.waits)
-                if sample.ahead or last:
+                run.was_ahead = run.was_ahead or sample.ahead
+                if sample.ahead or (keep_early and (attempt == attempts or run.waits)):
                     run.samples_us.append(sample.begin.elapsed_time(sample.end) * 1e3 / run.launches)
-                    run.waits = run.waits or not sample.ahead
                 else:
                     again.append((run, 2 * sample.host_us))
             if not again:
@@ -140,26 +155,17 @@ class GpuTimer:
         return Sample(run, begin, end, ahead, host_us)
 
 
-@dataclass
-class Sample:
-    """Two events around one launch. ``ahead``: both were enqueued before the device reached the first."""
-
-    run: Run
-    begin: Any
-    end: Any
-    ahead: bool
-    host_us: float
-
-
 def _chunks(queue: Sequence[tuple[Run, float]]) -> Iterator[list[tuple[Run, float]]]:
     """What is enqueued behind one wait: not too many launches for a stream, not too long a wait."""
     chunk: list[tuple[Run, float]] = []
-    for item in queue:
-        wait_ms = HOST_MARGIN * (item[1] + sum(host_us for _, host_us in chunk)) / 1e3
-        if chunk and (len(chunk) == MOST_QUEUED or wait_ms > MOST_WAIT_MS):
+    wait_ms = 0.0
+    for run, host_us in queue:
+        own_ms = HOST_MARGIN * host_us / 1e3
+        if chunk and (len(chunk) == MOST_QUEUED or wait_ms + own_ms > MOST_WAIT_MS):
             yield chunk
-            chunk = []
-        chunk.append(item)
+            chunk, wait_ms = [], 0.0
+        chunk.append((run, host_us))
+        wait_ms += own_ms
     if chunk:
         yield chunk
 

@@ -104,6 +104,7 @@ def test_a_host_that_stays_slow_is_outwaited(device):
     timer.decide([run, other])
     assert max(run.samples_us) == pytest.approx(24.0)
     assert max(other.samples_us) == pytest.approx(26.0)
+    assert not run.waits
 
 
 def test_one_slow_launch_does_not_make_all_later_waits_long(device):
