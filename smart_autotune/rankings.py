@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import triton
 
-from smart_autotune import identity, ranks, serving, settings, store
+from smart_autotune import identity, ranks, recorder, serving, settings, store
 from smart_autotune.agreement import SingleFlight, one_process
 from smart_autotune.entry import BadEntry, Stored, decode, encode
 from smart_autotune.errors import one_line
@@ -206,8 +206,10 @@ class Rankings:
 
         settled = [*self._partly.get(key, ()), *settled_by(key.bucket, self._neighbours(key))]
         record = self._tuning.run(call, key, device, settled, checkpoint)
-        if kept_here is not None:
-            kept_here.save(record)
+        if kept_here is not None and kept_here.save(record):
+            line = recorder.line_of(self._view, call, record)
+            if line is not None:
+                kept_here.save_call(key, line)
         return self._remember(record)
 
     def _neighbours(self, key: TuningKey) -> list[TuningRecord]:

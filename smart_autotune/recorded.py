@@ -1,6 +1,7 @@
-"""Audits of recorded calls: what ``SMART_AUTOTUNE_LOG`` holds, compiled for another arch with no GPU and no driver.
+"""Audits of recorded calls, of a log or a cache folder: compiled for another arch with no GPU and no driver.
 
-Reading a log imports the modules that it names: it is as trusted as the code that it came from.
+What ``SMART_AUTOTUNE_LOG`` holds and what the store keeps beside its entries are lines of one form. Auditing them
+imports the modules that they name: they are as trusted as the code that they came from.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from smart_autotune.prefilter import compile_candidates
 from smart_autotune.recorder import FORMAT
 from smart_autotune.replay import NotReplayable, Recipe
 from smart_autotune.report import printable
+from smart_autotune.store import call_file
 from smart_autotune.verdict import LAUNCH_OPTIONS, Outcome, Verdict, describe
 
 MOST_BYTES = 64 << 20  # of one line: a tuning of 1000 configs takes about 0.5 MB
@@ -83,47 +85,60 @@ class Calls:
 
 @dataclass(frozen=True)
 class Log:
-    """What was read. ``bad``: why lines were left out, with how many."""
+    """What was read. ``bad``: why lines were left out, with how many. ``without_call``: kept tunings that have none."""
 
     calls: tuple[Calls, ...]
     bad: Mapping[str, int]
+    without_call: int = 0
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> Log:
-    """The calls of a log, or of every ``*.jsonl`` of a folder. BadValue when there is none to be had."""
+    """The calls of a log, or of a folder's logs and kept tunings. BadValue when there is none to be had."""
     groups: dict[str, Calls] = {}
     bad: dict[str, int] = {}
-    for file in _files(path):
-        for line in _lines(file):
-            try:
-                recorded = _parsed(line)
-            except BadLine as error:
-                bad[str(error)] = bad.get(str(error), 0) + 1
-                continue
-            calls = groups.setdefault(recorded.same_compile(), Calls(recorded))
-            calls.keys[recorded.key] = recorded.winner or calls.keys.get(recorded.key)
+    logs, kept, without_call = _files(path)
+    for line in _lines_of(logs, kept):
+        try:
+            recorded = _parsed(line)
+        except BadLine as error:
+            bad[str(error)] = bad.get(str(error), 0) + 1
+            continue
+        calls = groups.setdefault(recorded.same_compile(), Calls(recorded))
+        calls.keys[recorded.key] = recorded.winner or calls.keys.get(recorded.key)
     if not groups:
         reasons = "; ".join(f"{count} lines: {reason}" for reason, count in bad.items())
         raise BadValue(f"{path} holds no record of a call{f' ({reasons})' if reasons else ''}")
-    return Log(tuple(sorted(groups.values(), key=lambda calls: calls.first.kernel)), bad)
+    return Log(tuple(sorted(groups.values(), key=lambda calls: calls.first.kernel)), bad, without_call)
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path) -> tuple[list[Path], list[Path], int]:
+    """Logs, the calls of kept tunings, and how many kept tunings have none."""
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except OSError as error:
         raise BadValue(f"{path} cannot be read: {error.strerror}") from None
     if not is_folder:
-        return [path]
-    files = sorted(path.glob("*.jsonl"))
-    if not files:
-        entries = any(path.glob("*.json")) or any(path.glob("triton-*/*.json"))
-        kept = "; kept tunings hold no signatures, so they cannot be compiled again" if entries else ""
-        raise BadValue(f"{path} holds no *.jsonl{kept}. Run the server with SMART_AUTOTUNE_LOG=PATH and give that")
-    return files
+        return [path], [], 0
+    logs, kept = sorted(path.glob("*.jsonl")), _in_cache_folder(path, "*.call")
+    entries = _in_cache_folder(path, "*.json")
+    without_call = len({call_file(entry) for entry in entries} - set(kept))
+    if logs or kept:
+        return logs, kept, without_call
+    if without_call:
+        raise BadValue(
+            f"{path} holds {without_call} kept tunings and no recorded call (NAME.call beside NAME.json): they are "
+            "of a version that did not write it yet, or unfinished. Tune again (smart-autotune cache rm), "
+            "or run the server with SMART_AUTOTUNE_LOG=PATH and give that"
+        )
+    raise BadValue(f"{path} holds no *.jsonl and no kept tunings. Run the server with SMART_AUTOTUNE_LOG=PATH")
+
+
+def _in_cache_folder(root: Path, pattern: str) -> list[Path]:
+    found = (*root.glob(pattern), *root.glob(f"triton-*/{pattern}"))
+    return sorted(path for path in found if not path.name.startswith("."))
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -138,7 +153,20 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise BadValue(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _parsed(line: bytes) -> Recorded:
+def _lines_of(logs: Iterable[Path], kept: Iterable[Path]) -> Iterator[bytes | None]:
+    """None for a kept call that cannot be read: it may have been removed since. A log must be readable."""
+    for log in logs:
+        yield from _lines(log)
+    for path in kept:
+        try:
+            yield from list(_lines(path)) or [b""]  # a machine that crashed leaves it empty
+        except BadValue:
+            yield None
+
+
+def _parsed(line: bytes | None) -> Recorded:
+    if line is None:
+        raise BadLine("the call beside a kept tuning cannot be read (removed meanwhile, or closed to us)")
     try:
         raw = json.loads(line)
     except (ValueError, RecursionError):

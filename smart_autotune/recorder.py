@@ -2,7 +2,8 @@
 
 A line is written when a key is tuned, read from disk, taken from another rank, served cold (once) or found to have no
 config that fits (once); never by a launch that has a plan. Writing asks no GPU, so it is safe inside a capture. No
-argument's data is written: types, constants, divisibility and compile options are.
+argument's data is written: types, constants, divisibility and compile options are. The line of a tuning is also kept
+beside its entry on disk, whether there is a log or not.
 """
 
 from __future__ import annotations
@@ -12,17 +13,16 @@ import json
 import logging
 import math
 import os
-import socket
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import triton
 
-from smart_autotune import limits, replay, settings
+from smart_autotune import limits, log_file, replay, settings
 from smart_autotune.checks import innermost
 from smart_autotune.errors import one_line
 from smart_autotune.identity import canonical
@@ -55,6 +55,7 @@ class Met:
     ``place``: where the kernel's source is.
     """
 
+    call: weakref.ref[Call]
     place: Mapping[str, Any]
     recipes: Mapping[str, Mapping[str, Any] | str]
 
@@ -82,7 +83,11 @@ def met(view: AutotunerView, batch: BatchRule, call: Call, configs: Sequence[tri
         keys = [name for name in view.keys if name in view.arg_names]
         reader = KeyReader(view.kernel_name, view.arg_names, keys, batch.part, view.heuristics_below())
         key = _without_device(reader.read(call.named, view.source_identity, limits.UNKNOWN))
-        found = Met(_place(view), _recipes(call, configs))
+        with _mutex:
+            before = _met.get(key)
+        if before and before.call() is call and all(_text(config) in before.recipes for config in configs):
+            return  # on the way to one tuning a call is met several times
+        found = Met(weakref.ref(call), _place(view), _recipes(call, configs))
     except Exception as error:
         _not_recorded(view.kernel_name, error)
         return
@@ -98,11 +103,21 @@ def settled(record: TuningRecord) -> None:
     if not settings.current().log:
         return
     event = "ranking" if record.served_by in TAKEN_OVER else "tuning"
-    about = {
-        "served_by": record.served_by, "batch": record.batch, "notes": list(record.notes),
-        "compile_secs": round(record.compile_secs, 6), "timing_secs": round(record.timing_secs, 6),
-    }  # fmt: skip
-    _record(event, record.kernel, record.key, [(v.config, _fields(v)) for v in record.verdicts], about)
+    _record(event, record.kernel, record.key, _fates(record.verdicts), _about(record))
+
+
+def line_of(view: AutotunerView, call: Call, record: TuningRecord) -> str | None:
+    """The line of a key that was tuned on ``call`` just now, to be kept beside its entry. None: a fault of ours."""
+    try:
+        with _mutex:
+            found = _met.get(_without_device(record.key))
+        if found is None:  # there is no log for which it was worked out before
+            offered = [v.config for v in record.verdicts if v.outcome is not Outcome.PRUNED_BY_USER]
+            found = Met(weakref.ref(call), _place(view), _recipes(call, offered))
+        return _line("tuning", record.kernel, record.key, _fates(record.verdicts), _about(record), found)
+    except Exception as error:
+        _not_recorded(record.kernel, error, "beside its entry in the cache folder")
+        return None
 
 
 def served_cold(kernel: str, key: TuningKey, ranking: Ranking, reason: str) -> None:
@@ -121,7 +136,7 @@ def nothing_fits(kernel: str, key: TuningKey, verdicts: Iterable[Verdict]) -> No
         if key in _failed or len(_failed) >= MOST_FAILED:
             return
         _failed.add(key)
-    _record("nothing fits", kernel, key, [(v.config, _fields(v)) for v in verdicts], {"served_by": "", "notes": []})
+    _record("nothing fits", kernel, key, _fates(verdicts), {"served_by": "", "notes": []})
 
 
 # ---- the line --------------------------------------------------------------------------------------------------------
@@ -198,18 +213,32 @@ def _record(
     with _mutex:
         found = _met.pop(_without_device(key), None)
     try:
-        module, _, qualname = key.kernel.partition("@")[0].rpartition(".")
-        place = found.place if found else {"module": module, "qualname": qualname}
-        line = {
-            "format": FORMAT, "event": event, "time": round(time.time(), 3), "pid": os.getpid(),
-            "triton": str(triton.__version__), "kernel": kernel, **place, "key": _key(key), "bucket": key.bucket,
-            **about, **_configs(configs, found.recipes if found else {}),
-        }  # fmt: skip
-        text = json.dumps(line, allow_nan=False)
+        text = _line(event, kernel, key, configs, about, found)
     except Exception as error:
         _not_recorded(kernel, error)
         return
-    _write(settings.current().log, text)
+    log_file.append(settings.current().log, text)
+
+
+def _line(
+    event: str, kernel: str, key: TuningKey, configs: Sequence[tuple[triton.Config, Mapping[str, Any]]],
+    about: Mapping[str, Any], found: Met | None,
+) -> str:  # fmt: skip
+    module, _, qualname = key.kernel.partition("@")[0].rpartition(".")
+    place = found.place if found else {"module": module, "qualname": qualname}
+    line = {
+        "format": FORMAT, "event": event, "time": round(time.time(), 3), "pid": os.getpid(),
+        "triton": str(triton.__version__), "kernel": kernel, **place, "key": _key(key), "bucket": key.bucket,
+        **about, **_configs(configs, found.recipes if found else {}),
+    }  # fmt: skip
+    return json.dumps(line, allow_nan=False)
+
+
+def _about(record: TuningRecord) -> dict[str, Any]:
+    return {
+        "served_by": record.served_by, "batch": record.batch, "notes": list(record.notes),
+        "compile_secs": round(record.compile_secs, 6), "timing_secs": round(record.timing_secs, 6),
+    }  # fmt: skip
 
 
 def _configs(
@@ -242,6 +271,10 @@ def _recipe_of(config: triton.Config, recipes: Mapping[str, Mapping[str, Any] | 
     return {**recipe, "options": {**recipe["options"], "num_stages": config.num_stages}}
 
 
+def _fates(verdicts: Iterable[Verdict]) -> list[tuple[triton.Config, Mapping[str, Any]]]:
+    return [(verdict.config, _fields(verdict)) for verdict in verdicts]
+
+
 def _fields(verdict: Verdict) -> dict[str, Any]:
     fields = {name: _finite(getattr(verdict, name)) for name in _VERDICT_FIELDS}
     return {"outcome": str(verdict.outcome), **{name: v for name, v in fields.items() if v not in (None, "")}}
@@ -270,39 +303,11 @@ def _plain_or_type(value: Any) -> Any:
         return {"unknown": str(error)}
 
 
-# ---- the file --------------------------------------------------------------------------------------------------------
+# ---- trouble ---------------------------------------------------------------------------------------------------------
 
 
-def path_of(configured: str) -> Path:
-    """The file for this process: ``%p`` is its number; in a folder each process has a file of its own."""
-    path = Path(os.path.expanduser(configured.replace("%p", str(os.getpid()))))
-    if configured.endswith(os.sep) or path.is_dir():
-        return path / f"smart_autotune-{socket.gethostname()}-{os.getpid()}.jsonl"
-    return path
-
-
-def _write(configured: str, text: str) -> None:
-    """Appends the line by one write, which other processes' lines never split. Trouble is one warning."""
-    path = path_of(configured)
-    data = text.encode("ascii") + b"\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # O_NONBLOCK: a pipe that nobody reads must not stop the server.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(path, flags, 0o644)
-        try:
-            written = os.write(descriptor, data)
-            if written < len(data):
-                os.write(descriptor, b"\n")  # so that what follows is a line again
-                raise OSError(f"{written} of {len(data)} bytes were written")
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        warn_once("log", "SMART_AUTOTUNE_LOG=%s: tunings of this process are not logged: %s", path, one_line(error))
-
-
-def _not_recorded(kernel: str, error: Exception) -> None:
+def _not_recorded(kernel: str, error: Exception, where: str = "in SMART_AUTOTUNE_LOG") -> None:
     """A fault of ours costs the line, never the launch."""
     if settings.current().strict:
         raise error
-    warn_once(("log", kernel), "%s: a tuning is not in SMART_AUTOTUNE_LOG: %s", kernel, one_line(error))
+    warn_once((where, kernel), "%s: a tuning is not %s: %s", kernel, where, one_line(error))

@@ -1,4 +1,8 @@
-"""Tunings on disk, one JSON file a key: readable, shippable, safe to share; and never in the way of a launch."""
+"""Tunings on disk, one JSON file a key: readable, shippable, safe to share; and never in the way of a launch.
+
+Beside the entry ``NAME.json`` of a key that was tuned here lies ``NAME.call``: how its configs compile, one line as
+:mod:`smart_autotune.recorder` writes it. Only audits read it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from smart_autotune.limits import DeviceLimits
 from smart_autotune.once import warn_once
 from smart_autotune.verdict import TuningRecord
 
-__all__ = ["BadEntry", "Store", "Stored", "current", "decode", "encode", "environment", "key_text"]
+__all__ = ["BadEntry", "Store", "Stored", "call_file", "current", "decode", "encode", "environment", "key_text"]
 
 log = logging.getLogger("smart_autotune")
 
@@ -71,20 +75,38 @@ class Store:
             warn_once(("bad entry", path), "%s is not used: %s", path, one_line(error))
         return None
 
-    def save(self, record: TuningRecord, complete: bool = True) -> None:
-        """Writes the key's entry in place of what was there. Never raises for a disk that does not take it."""
+    def save(self, record: TuningRecord, complete: bool = True) -> bool:
+        """Writes the key's entry in place of what was there. False, never an error, when the disk does not take it."""
         path = self.path(record.key)
         if path is None:
             log.debug("%s: the key [%s] cannot be written down", record.kernel, record.key.describe())
-            return
+            return False
         text = json.dumps(encode(record, complete), indent=1, allow_nan=False)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, text.encode("ascii"))
         except OSError as error:
             warn_once("unwritable", "%s: tunings of this process are not kept: %s", path, one_line(error))
-            return
+            return False
         _remove_left_behind(path.parent)
+        return True
+
+    def save_call(self, key: TuningKey, line: str) -> None:
+        """Writes how the key's configs compile beside its entry, in place of what was there. Never raises, as above."""
+        entry = self.path(key)
+        if entry is None:
+            return
+        path = call_file(entry)
+        try:
+            _write(path, line.encode("ascii") + b"\n")
+        except OSError as error:
+            text = "%s: calls of this process are not kept beside their tunings, so they cannot be audited: %s"
+            warn_once("unwritable calls", text, path, one_line(error))
+
+
+def call_file(entry: Path) -> Path:
+    """Where the call of this entry is, there or not."""
+    return entry.with_suffix(".call")
 
 
 def current() -> Store | None:

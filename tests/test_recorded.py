@@ -248,7 +248,7 @@ def test_a_folder_of_logs_is_read_whole(tmp_path):
         (lambda path: None, "cannot be read: No such file"),
         (lambda path: path.write_text(""), "holds no record of a call"),
         (lambda path: path.write_text("x\n"), r"1 lines: no JSON"),
-        (lambda path: path.mkdir(), r"holds no \*\.jsonl. Run the server with SMART_AUTOTUNE_LOG=PATH"),
+        (lambda path: path.mkdir(), r"holds no \*\.jsonl and no kept tunings. Run the server with SMART_AUTOTUNE_LOG"),
     ],
 )
 def test_what_holds_no_calls_is_an_error_that_says_so(tmp_path, make, text):
@@ -257,11 +257,93 @@ def test_what_holds_no_calls_is_an_error_that_says_so(tmp_path, make, text):
         read(tmp_path / "log")
 
 
-def test_the_folder_of_kept_tunings_is_named_for_what_it_is(tmp_path):
-    (tmp_path / "triton-3.6.0").mkdir()
-    (tmp_path / "triton-3.6.0" / "kernel-0123.json").write_text("{}")
-    with pytest.raises(ValueError, match="kept tunings hold no signatures"):
-        read(tmp_path)
+# ---- cache folders ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """The folder in which a server of another release left three tunings, one with its call."""
+    folder = tmp_path / "kept" / "triton-3.6.0"
+    folder.mkdir(parents=True)
+    for name in ("decode-0123", "decode-4567", "prefill-89ab"):
+        (folder / f"{name}.json").write_text("{}")
+    (folder / "decode-0123.call").write_text(line() + "\n")
+    return folder
+
+
+@pytest.mark.blackwell
+def test_a_cache_folder_says_what_the_log_of_the_same_run_says(device, log, tmp_path):
+    with settings.override(cache=True, cache_dir=str(tmp_path / "kept"), log=str(log)):
+        for k in (64, 128, 72):
+            run_product(k=k)
+    from_log, from_cache = read(log), read(tmp_path / "kept")
+    by_call = {calls.first.same_compile(): calls for calls in from_cache.calls}
+    assert len(by_call) == len(from_log.calls) == 2 and (from_cache.bad, from_cache.without_call) == ({}, 0)
+    seen = set()
+    for calls in from_log.calls:
+        twin = by_call[calls.first.same_compile()]
+        assert twin.keys == calls.keys
+        expected, found = audit(calls, "sm_120"), audit(twin, "sm_120")
+        for name in ("outcome", "need", "limit", "registers", "spill_bytes", "detail"):
+            assert {v.config: getattr(v, name) for v in found.verdicts} == {
+                v.config: getattr(v, name) for v in expected.verdicts
+            }
+        seen.update(outcomes(found))
+    assert seen == {Outcome.NOT_TIMED, Outcome.OVER_SHARED_MEMORY, Outcome.COMPILE_FAILED}
+
+
+def test_a_cache_folder_of_a_run_without_a_log_is_compiled_for_another_gpu(device, tmp_path):
+    with settings.override(cache=True, cache_dir=str(tmp_path)):
+        run_product()
+    (calls,) = read(tmp_path).calls
+    found = needs(audit(calls, "sm_80"))
+    assert found[(2, 64)] == 16_384 and found[(9, 64)] == 131_072
+
+
+def test_a_folder_for_one_triton_is_read_like_the_whole(kept):
+    assert [calls.first for calls in read(kept).calls] == [calls.first for calls in read(kept.parent).calls]
+
+
+def test_kept_tunings_without_a_call_are_counted(kept):
+    found = read(kept.parent)
+    assert len(found.calls) == 1 and found.without_call == 2
+
+
+def test_a_folder_of_kept_tunings_that_have_no_calls_is_an_error_that_counts_them_and_says_what_to_do(kept):
+    (kept / "decode-0123.call").unlink()
+    with pytest.raises(ValueError, match=r"3 kept tunings and no recorded call .* Tune again .* SMART_AUTOTUNE_LOG"):
+        read(kept.parent)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda path: path.write_text(line()[:-10]), "no JSON"),
+        (lambda path: path.write_text(""), "no JSON"),
+        (lambda path: path.write_text(line(format=2)), "format 2, not 1"),
+        (lambda path: path.mkdir(), "cannot be read"),
+        (lambda path: path.symlink_to("gone"), "cannot be read"),
+    ],
+)
+def test_a_damaged_call_is_counted_and_the_others_are_used(kept, damage, text):
+    damage(kept / "decode-4567.call")
+    found = read(kept.parent)
+    assert len(found.calls) == 1
+    ((reason, count),) = found.bad.items()
+    assert text in reason and count == 1
+
+
+def test_what_a_killed_writer_left_of_a_call_is_not_read(kept):
+    (kept / ".decode-4567.call.12-ab.tmp").write_text(line()[:20])
+    assert read(kept.parent).bad == {}
+
+
+def test_logs_and_calls_in_one_folder_are_read_both(kept):
+    (kept.parent / "log.jsonl").write_text(line(kernel="logged"))
+    assert [calls.first.kernel for calls in read(kept.parent).calls] == ["logged", "product"]
+
+
+# ---- long lines ------------------------------------------------------------------------------------------------------
 
 
 def test_a_line_without_end_is_not_read_into_memory(tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import multiprocessing
 import os
 import weakref
 
@@ -227,6 +226,120 @@ def test_calls_whose_key_is_never_settled_are_not_kept_for_ever(sm_120, log, mon
     assert len(recorder._met) == 2
 
 
+# ---- beside the entry of a tuning ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """The cache is on, in a folder of this test's own."""
+    with settings.override(cache=True, cache_dir=str(tmp_path / "kept")):
+        yield tmp_path / "kept"
+
+
+@pytest.fixture
+def worked_out(monkeypatch):
+    """How often recipes were."""
+    found, original = [], recorder._recipes
+
+    def counted(call, configs):
+        found.append(len(configs))
+        return original(call, configs)
+
+    monkeypatch.setattr(recorder, "_recipes", counted)
+    return found
+
+
+def files(folder):
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in found}
+
+
+def without_time(line):
+    return {name: value for name, value in line.items() if name != "time"}
+
+
+@pytest.mark.parametrize(
+    ("configs", "options"),
+    [
+        ([tile(3), tile(2), tile(9), tile(3, size=7)], {}),
+        ([tile(9, warps=8)], {}),  # is rescued
+        (
+            [tile(2), tile(3)],
+            {"prune_configs_by": {"early_config_prune": lambda configs, named, **kwargs: configs[:1]}},
+        ),
+    ],
+)
+def test_a_tuning_keeps_the_line_of_the_log_beside_its_entry(sm_120, cache, tmp_path, configs, options):
+    tuner(*configs, **options)[(1,)](*tile_arguments())
+    entry, call = sorted(files(cache), key=lambda path: path.suffix, reverse=True)
+    assert call == entry.with_suffix(".call") and entry.suffix == ".json"
+    with settings.override(cache=False, log=str(tmp_path / "log")):
+        tuner(*configs, **options)[(1,)](*tile_arguments())
+    (kept,) = lines(call)
+    logged = next(line for line in lines(tmp_path / "log") if line["event"] == "tuning")
+    measured = ("compile_secs", "timing_secs", "configs")
+    assert {**kept, **dict.fromkeys(measured), "time": 0} == {**logged, **dict.fromkeys(measured), "time": 0}
+    shown = [
+        [(c["config"], c["outcome"], c.get("own"), c.get("unknown")) for c in x["configs"]] for x in (kept, logged)
+    ]
+    assert sorted(map(str, shown[0])) == sorted(map(str, shown[1])) and kept["call"] is not None
+
+
+def test_with_a_log_as_well_the_call_is_worked_out_once_and_both_lines_are_equal(sm_120, log, cache, worked_out):
+    tuner(tile(2), tile(3))[(1,)](*tile_arguments())
+    (kept,) = lines(next(cache.rglob("*.call")))
+    (logged,) = lines(log)
+    assert without_time(kept) == without_time(logged)
+    assert worked_out == [2]
+
+
+def test_a_restart_that_reads_the_entry_works_out_no_call_and_writes_nothing(sm_120, cache, worked_out):
+    tuner(tile(2), tile(3))[(1,)](*tile_arguments())
+    before = files(cache)
+    assert worked_out == [2] and len(before) == 2
+    again = tuner(tile(2), tile(3))
+    for _ in range(2):
+        again[(1,)](*tile_arguments())
+    assert again.records[0].served_by == "stored"
+    assert worked_out == [2] and files(cache) == before
+
+
+def test_launches_of_a_tuned_key_work_out_no_call(sm_120, cache, worked_out):
+    kernel = tuner(tile(2), tile(3))
+    for _ in range(3):
+        kernel[(1,)](*tile_arguments())
+    assert worked_out == [2]
+
+
+def test_an_entry_without_its_call_is_read_as_ever_and_gets_none(sm_120, cache):
+    tuner(tile(2), tile(3))[(1,)](*tile_arguments())
+    next(cache.rglob("*.call")).unlink()
+    again = tuner(tile(2), tile(3))
+    again[(1,)](*tile_arguments())
+    assert again.records[0].served_by == "stored" and not list(cache.rglob("*.call"))
+
+
+def test_a_folder_that_takes_nothing_is_one_warning_and_no_call_is_worked_out(sm_120, tmp_path, caplog, worked_out):
+    (tmp_path / "kept").write_text("a file")
+    with settings.override(cache=True, share="off", cache_dir=str(tmp_path / "kept")):
+        kernel = tuner(tile(2), tile(3))
+        for k in (64, 128):
+            kernel[(1,)](*tile_arguments(k))
+    assert len(kernel.records) == 2 and worked_out == []
+    assert len([text for text in warnings_in(caplog) if "not kept" in text]) == 1
+
+
+def test_a_fault_of_ours_costs_the_call_and_not_the_entry(sm_120, cache, caplog, monkeypatch):
+    monkeypatch.setattr(recorder, "_place", lambda view: 1 / 0)
+    with settings.override(strict=False):
+        kernel = tuner(tile(2), tile(3))
+        for k in (64, 128):
+            kernel[(1,)](*tile_arguments(k))
+    assert len(kernel.records) == 2 and {path.suffix for path in files(cache)} == {".json"}
+    (warning,) = warnings_in(caplog)
+    assert "ZeroDivisionError" in warning and "beside its entry" in warning
+
+
 # ---- trouble ---------------------------------------------------------------------------------------------------------
 
 
@@ -290,45 +403,7 @@ def test_times_that_are_no_numbers_do_not_make_the_line_unreadable(sm_120, log):
     assert lines(log)[0]["event"] == "tuning" and "Infinity" not in log.read_text() and "NaN" not in log.read_text()
 
 
-# ---- where -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_process_number_stands_in_the_path(tmp_path):
-    assert recorder.path_of(f"{tmp_path}/log-%p.jsonl") == tmp_path / f"log-{os.getpid()}.jsonl"
-
-
-@pytest.mark.parametrize("text", ["{folder}", "{folder}/new/"])
-def test_in_a_folder_each_process_has_a_file_of_its_own(tmp_path, text):
-    path = recorder.path_of(text.format(folder=tmp_path))
-    assert path.suffix == ".jsonl" and str(os.getpid()) in path.name
-
-
-def test_a_home_folder_is_understood(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert recorder.path_of("~/log") == tmp_path / "log"
-
-
 def test_folders_that_are_not_there_are_made(sm_120, tmp_path):
     with settings.override(log=str(tmp_path / "a" / "b" / "log")):
         tuner(tile(2), tile(3))[(1,)](*tile_arguments())
     assert len(lines(tmp_path / "a" / "b" / "log")) == 1
-
-
-def append(path, letter, count, gate):
-    gate.wait(60)
-    for _ in range(count):
-        recorder._write(path, json.dumps({"text": letter * 50_000}))
-
-
-def test_lines_of_several_processes_do_not_mix(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    gate, path = context.Event(), tmp_path / "log.jsonl"
-    writers = [context.Process(target=append, args=(str(path), letter, 100, gate)) for letter in "abcd"]
-    for writer in writers:
-        writer.start()
-    gate.set()
-    for writer in writers:
-        writer.join(120)
-        assert writer.exitcode == 0
-    found = [line["text"] for line in lines(path)]
-    assert len(found) == 400 and all(text == text[0] * 50_000 for text in found)

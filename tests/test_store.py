@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from smart_autotune import once
 from smart_autotune import settings as our_settings
 from smart_autotune import store as store_module
-from smart_autotune.store import Store, current
+from smart_autotune.store import Store, call_file, current
 from smart_autotune.verdict import Outcome
 from support.stored import CONFIGS, LIMITS, key, record, winner_of
 
@@ -129,6 +129,66 @@ def test_a_home_that_is_not_there_is_said_once(caplog: pytest.LogCaptureFixture)
     with our_settings.override(cache=True, cache_dir="~nobody-of-this-name/x"):
         assert current() is None and current() is None
     assert len(warnings(caplog)) == 1
+
+
+# ---- the call beside an entry --------------------------------------------------------------------------------------
+
+
+def test_a_call_lies_beside_its_entry_and_changes_nothing_that_is_read(store: Store) -> None:
+    assert store.save(record(key()))
+    before = load(store)
+    store.save_call(key(), '{"format": 1}')
+    path = store.path(key())
+    assert path is not None and call_file(path).read_text() == '{"format": 1}\n'
+    assert {found.name for found in path.parent.iterdir()} == {path.name, path.stem + ".call"}
+    assert load(store) == before
+
+
+def test_a_later_call_replaces_the_former(store: Store) -> None:
+    store.save(record(key()))
+    for text in ("first, longer", "second"):
+        store.save_call(key(), text)
+    assert call_file(store.path(key())).read_text() == "second\n"  # type: ignore[arg-type]
+
+
+def test_a_key_that_cannot_be_written_has_no_call(store: Store) -> None:
+    unwritable = key(object(), "object")
+    assert not store.save(record(unwritable))
+    store.save_call(unwritable, "line")
+    assert not store.folder.exists()
+
+
+@pytest.mark.parametrize("call", ["open", "replace"])
+def test_a_disk_that_takes_the_entry_and_not_the_call_costs_one_warning(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for n in (1, 2):
+        assert store.save(record(key(n)))
+        with monkeypatch.context() as scope:
+            scope.setattr(store_module if call == "open" else os, call, fails, raising=False)
+            store.save_call(key(n), "line")
+    (warning,) = warnings(caplog)
+    assert "No space left" in warning and ".call" in warning and "cannot be audited" in warning
+    assert load(store, key(1)) is not None and not list(store.folder.rglob("*.call*"))
+
+
+def test_what_a_killed_writer_of_a_call_left_is_removed_when_it_is_old(store: Store) -> None:
+    path = store.path(key())
+    assert path is not None
+    path.parent.mkdir(parents=True)
+    old = path.parent / f".{call_file(path).name}.1-0.tmp"
+    old.touch()
+    os.utime(old, (0, 0))
+    store.save(record(key()))
+    assert not old.exists()
+
+
+def test_an_entry_that_is_not_written_is_said_to_its_caller(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("mine")
+    assert not Store(tmp_path / "cache").save(record(key()))
 
 
 # ---- entries that are damaged --------------------------------------------------------------------------------------

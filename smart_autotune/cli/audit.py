@@ -37,11 +37,11 @@ NOT_REPLAYED = 4
 @click.option(
     "--from",
     "log",
-    metavar="LOG",
+    metavar="LOG_OR_CACHE",
     type=click.Path(path_type=Path),
-    help="Audit the calls in this file (or folder) of SMART_AUTOTUNE_LOG instead of a module's examples. "
-    "The modules that it names are imported: read only logs that you trust. The folder of kept tunings does "
-    "not do: its entries hold no signatures.",
+    help="Audit the calls in this file (or folder) of SMART_AUTOTUNE_LOG, or those beside the kept tunings of this "
+    "cache folder, instead of a module's examples. The modules that they name are imported: read only logs and "
+    "folders that you trust.",
 )
 @click.option("--kernel", "wanted", metavar="PATTERN", help="With --from: only kernels of this name (* and ? match).")
 @click.option("--arch", "archs", multiple=True, required=True, metavar="sm_NN", help="Repeat it for more than one.")
@@ -62,7 +62,7 @@ def audit(
     catch = NativeOutput if not verbose else NotCaught
     archs = tuple(dict.fromkeys(archs))
     if (target is None) == (log is None):
-        raise click.UsageError("give a MODULE or --from LOG, one of the two")
+        raise click.UsageError("give a MODULE or --from LOG_OR_CACHE, one of the two")
     if log is not None:
         from smart_autotune.cli.replayed import audit_log
 

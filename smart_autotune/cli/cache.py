@@ -1,7 +1,7 @@
 """``smart-autotune cache``: the folder of kept tunings, looked at and cleared beside running servers.
 
-A removal is one ``unlink``: a server sees the whole entry or none, and tunes again where it finds none. An entry that a
-process is tuning right now (it holds the entry's lock) is left alone.
+A server sees the whole entry or none, and tunes again where it finds none. The recorded call beside an entry goes with
+it (``.call``). An entry that a process is tuning right now (it holds the entry's lock) is left alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import filelock
 from smart_autotune.cli import entries, output
 from smart_autotune.cli.entries import Entry
 from smart_autotune.cli.errors import BadArgument
+from smart_autotune.store import call_file
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _STALE_SECS = 3_600.0  # a temporary file this old has no writer any more
@@ -93,7 +94,10 @@ def rm(
     for pattern in patterns:
         if not any(entries.matches(entry, pattern) for entry in found):
             raise BadArgument(f"no entry {pattern!r} in {root}")
-    context.exit(_remove(root, found, dry_run, as_json))
+    status = _remove(root, found, dry_run, as_json)
+    if everything and not dry_run:
+        status |= _remove_orphans(root, 0.0)
+    context.exit(status)
 
 
 @cache.command()
@@ -115,6 +119,7 @@ def prune(
     found = [entry for entry in entries.read_all(root, patterns) if entry.age_secs > oldest]
     status = _remove(root, found, dry_run, as_json)
     if not dry_run and not patterns:
+        status |= _remove_orphans(root, oldest)
         _sweep(root)
     context.exit(status)
 
@@ -147,6 +152,7 @@ def _removed(path: Path) -> str:
         with _alone(path) as alone:
             if not alone:
                 return "left, a process is tuning it"
+            call_file(path).unlink(missing_ok=True)  # first: an entry that stays can be removed again
             path.unlink(missing_ok=True)
     except OSError as error:
         return f"left, {error.strerror or error}"
@@ -170,6 +176,22 @@ def _alone(path: Path) -> Iterator[bool]:
         yield True
     finally:
         lock.release()
+
+
+def _remove_orphans(root: Path, oldest: float) -> int:
+    """Removes recorded calls without their entry, of an age in seconds over ``oldest``; the exit status."""
+    status = 0
+    for path in [*root.glob("*.call"), *root.glob("triton-*/*.call")]:
+        entry = path.with_suffix(".json")
+        if not entry.exists() and _is_older(path, oldest):
+            try:
+                with _alone(entry) as alone:
+                    if alone and not entry.exists():
+                        path.unlink(missing_ok=True)
+            except OSError as error:
+                click.echo(f"left, {error.strerror or error}: {path.relative_to(root)}", err=True)
+                status = LEFT
+    return status
 
 
 def _sweep(root: Path) -> None:

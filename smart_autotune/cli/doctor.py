@@ -279,7 +279,7 @@ def _unwritable(folder: Path) -> str:
 
 
 def _log() -> Iterator[Finding]:
-    from smart_autotune import recorder
+    from smart_autotune import log_file
 
     try:
         configured = settings.current().log
@@ -287,7 +287,7 @@ def _log() -> Iterator[Finding]:
         return
     if not configured:
         return
-    path = recorder.path_of(configured)
+    path = log_file.path_of(configured)
     trouble = "" if path.exists() and os.access(path, os.W_OK) else _unwritable(path.parent)
     if path.exists() and not path.is_file():
         trouble = "not a regular file"

@@ -34,7 +34,10 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of the folder. ``record``: None where it is no entry, and ``reason`` says why."""
+    """One file of the folder. ``record``: None where it is no entry, and ``reason`` says why.
+
+    ``size``: in bytes, with the recorded call beside it.
+    """
 
     path: Path
     size: int
@@ -96,6 +99,9 @@ def _entries(root: Path) -> Iterator[Entry]:
 def read(path: Path) -> Entry:
     """One file, whatever it holds. FileNotFoundError when it has gone."""
     about = path.stat()
+    size = about.st_size
+    with suppress(OSError):
+        size += store.call_file(path).stat().st_size
     try:
         raw = _json(path, about)
         record, complete = _record(raw)
@@ -103,10 +109,10 @@ def read(path: Path) -> Entry:
         raise
     except (Unreadable, OSError, ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, Unreadable) else one_line(error)
-        return Entry(path, about.st_size, about.st_mtime, None, reason=printable(reason))
+        return Entry(path, size, about.st_mtime, None, reason=printable(reason))
     environment = raw.get("environment")
     found = {str(k): printable(str(v)) for k, v in environment.items()} if isinstance(environment, dict) else {}
-    return Entry(path, about.st_size, about.st_mtime, record, complete, environment=found)
+    return Entry(path, size, about.st_mtime, record, complete, environment=found)
 
 
 def _json(path: Path, about: os.stat_result) -> Any:

@@ -1,4 +1,4 @@
-"""``smart-autotune audit --from``: a server's recorded calls, compiled for another GPU."""
+"""``smart-autotune audit --from``: a server's recorded calls, of a log or a cache folder, compiled for another GPU."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ def audit_log(
                 click.echo(render_audit(one.audit, color=color), file=stdout, color=color)
     for reason, count in read.bad.items():
         click.echo(f"{count} lines of {log} were not used: {reason}", err=True)
+    if read.without_call:
+        click.echo(f"{read.without_call} kept tunings of {log} have no recorded call: tune them again", err=True)
     if as_json:
         click.echo(json.dumps([row for one in done for row in _rows(one)], indent=2), file=stdout)
     else:

@@ -11,12 +11,19 @@ from click.testing import CliRunner
 from smart_autotune import settings
 from smart_autotune.agreement import one_process
 from smart_autotune.cli import main
-from smart_autotune.store import Store
+from smart_autotune.store import Store, call_file
 from support import kept, stored
 
 
 def cache(*arguments, columns="160"):
     return CliRunner().invoke(main, ["cache", *map(str, arguments)], env={"COLUMNS": columns})
+
+
+def with_call(path, age_days=0.0):
+    """The entry's recorded call."""
+    call_file(path).write_text('{"format": 1}\n')
+    kept.age(call_file(path), age_days)
+    return call_file(path)
 
 
 # ---- path ------------------------------------------------------------------------------------------------------------
@@ -50,6 +57,14 @@ def test_json_lists_objects(tmp_path):
     assert row["complete"] is False and row["bytes"] == path.stat().st_size and row["error"] is None
 
 
+def test_a_recorded_call_counts_with_its_entry_and_is_none_of_its_own(tmp_path):
+    path = kept.entry(tmp_path)
+    call = with_call(path)
+    (row,) = json.loads(cache("ls", "--dir", tmp_path, "--json").stdout)
+    assert row["file"] == str(path) and row["bytes"] == path.stat().st_size + call.stat().st_size
+    assert ".call" not in cache("ls", "--dir", tmp_path).stdout
+
+
 @pytest.mark.parametrize("pattern", ["prefill", "pre*", "package.module.prefill", "prefill-*.json"])
 def test_entries_are_chosen_by_kernel_or_file(tmp_path, pattern):
     kept.entry(tmp_path, "decode")
@@ -74,6 +89,38 @@ def test_what_is_named_is_removed_and_the_rest_stays(tmp_path):
     result = cache("rm", "decode", "--dir", tmp_path)
     assert result.exit_code == 0 and "1 entries removed, 0 left" in result.stdout
     assert not decode.exists() and prefill.exists()
+
+
+def test_the_recorded_call_goes_with_its_entry(tmp_path):
+    decode, prefill = kept.entry(tmp_path, "decode"), kept.entry(tmp_path, "prefill")
+    gone, stays = with_call(decode), with_call(prefill)
+    cache("rm", "decode", "--dry-run", "--dir", tmp_path)
+    assert gone.exists()
+    assert cache("rm", "decode", "--dir", tmp_path).exit_code == 0
+    assert not decode.exists() and not gone.exists() and prefill.exists() and stays.exists()
+
+
+def test_removing_everything_takes_calls_without_an_entry_too(tmp_path):
+    path = kept.entry(tmp_path)
+    calls = [with_call(path), with_call(path.with_name("gone-0123.json")), with_call(tmp_path / "gone-4567.json")]
+    cache("rm", "--all", "--dry-run", "--dir", tmp_path)
+    cache("rm", "decode", "--dir", tmp_path)
+    assert [call.exists() for call in calls] == [False, True, True]
+    assert cache("rm", "--all", "--dir", tmp_path).exit_code == 0
+    assert not any(call.exists() for call in calls)
+
+
+def test_an_entry_whose_call_cannot_be_removed_stays(tmp_path):
+    path = kept.entry(tmp_path)
+    call_file(path).mkdir()
+    result = cache("rm", "decode", "--dir", tmp_path)
+    assert result.exit_code == 1 and "left, Is a directory" in result.stdout and path.exists()
+
+
+def test_a_call_without_an_entry_that_cannot_be_removed_is_said(tmp_path):
+    (tmp_path / "gone-0123.call").mkdir()
+    result = cache("rm", "--all", "--dir", tmp_path)
+    assert result.exit_code == 1 and "left, Is a directory: gone-0123.call" in result.stderr
 
 
 def test_everything_is_removed_only_when_that_is_said(tmp_path):
@@ -110,6 +157,7 @@ def hold(path, held, release):
 
 def test_an_entry_that_another_process_is_tuning_is_left_and_said(tmp_path):
     path = kept.entry(tmp_path)
+    call = with_call(path)
     context = multiprocessing.get_context("spawn")
     held, release = context.Queue(), context.Event()
     tuner = context.Process(target=hold, args=(path, held, release))
@@ -118,7 +166,7 @@ def test_an_entry_that_another_process_is_tuning_is_left_and_said(tmp_path):
     result = cache("rm", "decode", "--dir", tmp_path)
     release.set()
     tuner.join(60)
-    assert result.exit_code == 1 and "left, a process is tuning it" in result.stdout and path.exists()
+    assert result.exit_code == 1 and "left, a process is tuning it" in result.stdout and path.exists() and call.exists()
     assert cache("rm", "decode", "--dir", tmp_path).exit_code == 0 and not path.exists()
 
 
@@ -186,6 +234,23 @@ def test_what_is_older_is_removed(tmp_path, age, left):
     kept.entry(tmp_path, n=2, age_days=5)
     assert cache("prune", "--older-than", age, "--dir", tmp_path).exit_code == 0
     assert len(list(tmp_path.glob("triton-*/*.json"))) == left
+
+
+def test_the_call_of_what_is_older_is_removed_with_it_whatever_its_own_age(tmp_path):
+    young, old = kept.entry(tmp_path, n=1), kept.entry(tmp_path, n=2, age_days=5)
+    stays, gone = with_call(young, age_days=5), with_call(old)
+    assert cache("prune", "--older-than", "1d", "--dir", tmp_path).exit_code == 0
+    assert stays.exists() and not gone.exists()
+
+
+def test_a_call_without_an_entry_is_pruned_by_its_own_age(tmp_path):
+    folder = kept.entry(tmp_path).parent
+    young, old = with_call(folder / "a-0123.json"), with_call(folder / "b-0123.json", age_days=5)
+    cache("prune", "--older-than", "1d", "--dry-run", "--dir", tmp_path)
+    cache("prune", "--older-than", "1d", "--kernel", "none", "--dir", tmp_path)
+    assert old.exists()
+    assert cache("prune", "--older-than", "1d", "--dir", tmp_path).exit_code == 0
+    assert young.exists() and not old.exists()
 
 
 def test_only_the_named_kernels_are_pruned(tmp_path):

@@ -62,6 +62,45 @@ def test_json_is_a_list_of_objects_with_what_was_recorded(log):
     assert {fits["recorded_outcome"], over["recorded_outcome"]} == {"WON", "SLOWER"}
 
 
+@pytest.fixture
+def kept(tmp_path):
+    """A cache folder of what ``log`` logs, tuned on sm_90 without a log."""
+    recorder.forget()
+    with active(StubDriver(90)), settings.override(cache=True, cache_dir=str(tmp_path / "kept")):
+        loose = smart_autotune(configs=[tile(2), tile(9, warps=8)], key=["K"])(fresh(kernels.product))
+        for k in (64, 128):
+            loose[(1,)](*tile_arguments(k))
+        tight = smart_autotune(configs=[tile(9, warps=8), tile(10, warps=8)], key=["K"])(fresh(tile_product))
+        tight[(1,)](*tile_arguments())
+    return tmp_path / "kept"
+
+
+def test_a_cache_folder_gives_the_same_verdicts_and_exit_status_as_a_log(log, kept):
+    from_log, from_cache = (audit("--from", path, "--arch", "sm_120", "--json") for path in (log, kept))
+    assert from_log.exit_code == from_cache.exit_code == 3 and from_cache.stderr == ""
+    same = ("kernel", "arch", "outcome", "need", "limit", "registers", "reason", "recorded_on", "config")
+    rows = [
+        sorted(str([row[name] for name in same]) for row in json.loads(result.stdout))
+        for result in (from_log, from_cache)
+    ]
+    assert rows[0] == rows[1] and len(rows[0]) == 4
+
+
+def test_kept_tunings_without_a_call_are_counted_on_stderr(kept):
+    next(kept.rglob("tile_product*.call")).unlink()
+    result = audit("--from", kept, "--arch", "sm_120", "--json")
+    assert result.exit_code == 0 and {row["kernel"] for row in json.loads(result.stdout)} == {"product"}
+    assert f"1 kept tunings of {kept} have no recorded call: tune them again" in result.stderr
+
+
+def test_a_cache_folder_without_calls_is_refused_with_a_remedy(kept):
+    for call in kept.rglob("*.call"):
+        call.unlink()
+    result = audit("--from", kept, "--arch", "sm_120")
+    assert result.exit_code == 2 and "3 kept tunings and no recorded call" in result.stderr
+    assert "SMART_AUTOTUNE_LOG=PATH" in result.stderr
+
+
 def test_a_kernel_is_chosen_by_a_pattern(log):
     result = audit("--from", log, "--arch", "sm_90", "--kernel", "tile_*", "--json")
     assert {row["kernel"] for row in json.loads(result.stdout)} == {"tile_product"}
@@ -114,6 +153,7 @@ def test_bad_arguments_exit_with_two_and_say_what_would_do(log, arguments, text)
     assert text in result.stderr
 
 
-def test_the_help_says_what_a_log_can_do_and_what_the_cache_cannot():
+def test_the_help_says_what_can_be_read_and_whom_to_trust():
     text = " ".join(audit("--help").stdout.split())
-    assert "SMART_AUTOTUNE_LOG" in text and "read only logs that you trust" in text and "hold no signatures" in text
+    assert "LOG_OR_CACHE" in text and "SMART_AUTOTUNE_LOG" in text and "beside the kept tunings" in text
+    assert "read only logs and folders that you trust" in text
