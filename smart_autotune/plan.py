@@ -8,16 +8,16 @@ Handled: positional, keyword, defaulted and mixed arguments; tensors, ints, floa
 constexpr values; a grid as a tuple or a function; several devices; graph capture (a plan's kernel is loaded).
 Part of the launch key, so that another value is another plan: dtype, 16-byte alignment, the classes of ints that
 specialisation looks at (1, divisible by 16, 32/64 bit), constexpr values with their type, the author's key values,
-the batch bucket, the device.
+the batch bucket, the device, launch options in the call with their values (``launch_pdl=True``).
 Checked at each launch by a cheap flag, full path when it differs: launch hooks, pre-run hooks, Triton's debug and
 instrumentation knobs, ``kernel.fn.debug``, our settings, the active driver, ``kernel.fn`` and its ``run`` (a wrapper
 put there later), ``kernel.configs`` and ``kernel.cache``, the config's own hook, the values of globals that the kernel
 uses, Triton's own cache of compiled kernels.
 Full path always: config hooks, ``@heuristics`` or other wrappers below the tuner, tensor descriptors, tuples and other
-argument classes, tensors elsewhere than the first call's, launch options in the call, kernels with scratch memory,
-``batch=`` given as a function, another dict put in ``kernel.cache``'s place, arguments named ``grid``, ``warmup`` or
-``…__``, ints beyond 64 bits, interpreter mode, a ``JITFunction.run`` that was not Triton's own when we came, Triton
-releases other than the verified one.
+argument classes, tensors elsewhere than the first call's, launch options that are no plain value, kernels with scratch
+memory, ``batch=`` given as a function, another dict put in ``kernel.cache``'s place, arguments named ``grid``,
+``warmup`` or ``…__``, ints beyond 64 bits, interpreter mode, a ``JITFunction.run`` that was not Triton's own when we
+came, Triton releases other than the verified one.
 Not noticed: a ``Config``'s values changed in place, an entry taken out of ``fn.device_caches[device][0]``.
 """
 
@@ -47,6 +47,7 @@ MOST_FUNCTIONS = (
 )
 
 SCALARS = (int, float, bool, str, type(None))
+OPTION_SCALARS = (int, bool, str, type(None))
 
 
 class Watched(dict):  # type: ignore[type-arg]
@@ -156,29 +157,35 @@ class Plans:
         jit = self._view.fn
         given = {**dict(zip(jit.arg_names, args)), **kwargs}
         given.pop("grid", None)
-        if given.pop("warmup", False) or not given.keys() <= set(jit.arg_names):
+        if given.pop("warmup", False):
+            return
+        options = {name: given.pop(name) for name in given.keys() - set(jit.arg_names)}
+        if not all(_is_plain_option(name, value) for name, value in options.items()):
             return
         defaults = {p.name: p.default for p in jit.params if p.has_default and p.name not in config.kwargs}
         values = {**defaults, **given}
         kinds = tuple(kind for param in jit.params if (kind := _kind(param, values, config)) is not None)
         if len(kinds) < len(jit.params) or self._batch.readable_from is None:
             return
-        launcher = self._functions.get(kinds) or Launcher(Source(self._view, self._batch, kinds, defaults))
+        classes = (kinds, tuple(sorted((name, type(value).__name__, repr(value)) for name, value in options.items())))
+        launcher = self._functions.get(classes) or Launcher(Source(self._view, self._batch, kinds, defaults, options))
         key = launcher.key_of(*args, **kwargs)
         device = triton.runtime.driver.active.get_current_device()
         plan = None if key is NOT_PLANNED else _plan(kernel, config, launcher.provided, jit.device_caches[device])
         if plan is not None:
-            self._store(kinds, launcher, key, plan, era)
+            self._store(classes, launcher, key, plan, era)
 
-    def _store(self, kinds: tuple[Any, ...], launcher: Launcher, key: Any, plan: tuple[Any, ...], era: object) -> None:
+    def _store(
+        self, classes: tuple[Any, ...], launcher: Launcher, key: Any, plan: tuple[Any, ...], era: object
+    ) -> None:
         with self._lock:
             if era is not self._era:
                 return
             functions = self._functions
             if sum(len(one.plans) for one in functions.values()) >= MOST_PLANS:
                 self.clear()
-            elif kinds in functions or len(functions) < MOST_FUNCTIONS:
-                launcher = functions.setdefault(kinds, launcher)
+            elif classes in functions or len(functions) < MOST_FUNCTIONS:
+                launcher = functions.setdefault(classes, launcher)
                 launcher.plans[key] = plan
                 self.launch = _dispatcher([one.launch for one in functions.values()])
 
@@ -242,6 +249,10 @@ def _kind(param: Any, values: Mapping[str, Any], config: triton.Config) -> Kind 
     if cls is torch.Tensor or cls is torch.nn.Parameter:
         return ("tensor", cls, "is_cuda" if value.is_cuda else "is_cpu")
     return None
+
+
+def _is_plain_option(name: str, value: Any) -> bool:
+    return type(value) in OPTION_SCALARS and name.isidentifier() and not name.endswith("__")
 
 
 def _is_plain_constant(value: Any) -> bool:

@@ -24,7 +24,8 @@ class Source:
 
     ``kinds``: how each argument is read, in signature order. A kernel's arguments keep their names, which its callers
     use; every other name in the text ends with two underscores, which is why arguments so named are never planned.
-    ``provided``: the arguments that the configs give, in signature order.
+    ``provided``: the arguments that the configs give, in signature order. ``options``: what the call gives beside the
+    kernel's arguments, each an int, a bool, a str or None.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Source:
         batch: BatchRule,
         kinds: Iterable[Kind],
         defaults: Mapping[str, Any],
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._jit = view.fn
         self._tuner = view.autotuner
@@ -43,11 +45,13 @@ class Source:
         self.provided = tuple(name for name, kind in self._kinds.items() if kind[0] == "config")
         self._names: dict[str, Any] = {f"{name}__": value for name, value in self._world().items()}
         self._parameters = [f"{name}={self._name_of(defaults.get(name, MISSING))}" for name in self._jit.arg_names]
+        self._options = options or {}
 
     def text(self) -> tuple[str, dict[str, Any]]:
         """The source of ``launch`` and of ``key_of`` (the key of a call, nothing launched), and their globals."""
         pointers = [name for name, kind in self._kinds.items() if kind[0] == "tensor"]
-        parameters = ", ".join([*self._parameters, "*", "grid=None", "warmup=False", "**extra__"])
+        options = [f"{name}=MISSING__" for name in self._options]
+        parameters = ", ".join([*self._parameters, "*", "grid=None", "warmup=False", *options, "**extra__"])
         key = [
             f"    if not ({' and '.join([*self._argument_guards(), *_world_guards(self._tuner.configs)])}):",
             "        return NOT_PLANNED__",
@@ -129,6 +133,8 @@ class Source:
 
     def _argument_guards(self) -> list[str]:
         guards = ["not extra__", "not warmup"]
+        for name, value in self._options.items():
+            guards.append(f"{name}.__class__ is {self._name_of(type(value))} and {name} == {self._name_of(value)}")
         for name, kind in self._kinds.items():
             if kind[0] == "config":
                 guards.append(f"{name} is MISSING__")

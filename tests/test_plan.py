@@ -626,11 +626,32 @@ def test_a_value_that_the_configs_give_is_refused_by_the_call_also_where_a_plan_
         copied.trio.patched[(3,)](*CALL, BLOCK=64)
 
 
-def test_an_option_of_the_launch_that_no_config_gives_is_stocks_to_read(bench):
+def test_an_option_of_the_launch_that_no_config_gives_is_part_of_the_plan(bench):
+    """``launch_pdl=True``, say: calls with it and without it are two plans, each with the kernel stock launches."""
     bench.made(kernels.copied).warm(*CALL)
-    outcomes = [bench.run(*CALL, enable_fp_fusion=False) for _ in range(3)]
-    assert {outcome.path for outcome in outcomes} == {"full"} and outcomes[0].error is None
-    assert outcomes[0].kernel.hash != bench.warm(*CALL).kernel.hash
+    for fused in (False, True):
+        paths = [bench.path(*CALL, enable_fp_fusion=fused) for _ in range(3)]
+        assert paths == ["full", "direct", "direct"]
+    bench.warm(*CALL)
+    plain, fused, unfused = (
+        bench.run(*CALL, **options).kernel for options in ({}, {"enable_fp_fusion": True}, {"enable_fp_fusion": False})
+    )
+    assert fused.hash == plain.hash != unfused.hash
+
+
+@pytest.mark.parametrize("other", [1, 0, "False", None], ids=repr)
+def test_another_type_of_a_known_options_value_is_another_plan(bench, other):
+    bench.made(kernels.copied).warm(*CALL)
+    for _ in range(3):
+        bench.run(*CALL, enable_fp_fusion=False)
+    assert bench.run(*CALL, enable_fp_fusion=other).path == "full"
+    assert bench.path(*CALL, enable_fp_fusion=False) == "direct"
+
+
+def test_an_option_that_is_no_plain_value_takes_the_full_path(bench):
+    bench.made(kernels.copied).warm(*CALL)
+    paths = [bench.path(*CALL, extern_libs={"libdevice": triton.knobs.nvidia.libdevice_path or ""}) for _ in range(3)]
+    assert "direct" not in paths
 
 
 def test_heuristics_below_the_tuner_take_the_full_path(bench):

@@ -18,7 +18,7 @@ MAX_SPLITS = 64
 
 
 def choose_splits(rows: int, num_heads: int, topk: int, extra_topk: int, sm_count: int, config: triton.Config) -> int:
-    """Into how many parts each row's tokens are cut: WAVES programs a multiprocessor, one block or more a part.
+    """Into how many parts each row's tokens are cut: at most WAVES programs a multiprocessor, a block or more a part.
 
     A function of shapes alone, so that a captured graph stays valid whatever the live lengths are.
     """
@@ -27,7 +27,7 @@ def choose_splits(rows: int, num_heads: int, topk: int, extra_topk: int, sm_coun
     blocks = -(-topk // block_t) + -(-extra_topk // block_t)
     programs = max(rows * -(-num_heads // block_h), 1)
     waves: int = config.kwargs["WAVES"]
-    wanted = round(waves * sm_count / programs)
+    wanted = waves * sm_count // programs
     return max(1, min(wanted, blocks, MAX_SPLITS))
 
 
@@ -65,11 +65,12 @@ def launch_with(
         part = torch.empty((rows, splits, heads, HEAD_DIM), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((rows, splits, heads), dtype=torch.float32, device=q.device)
         arguments |= {"part_ptr": part, "part_lse_ptr": part_lse}
+    options = {"launch_pdl": True} if arguments["EARLY"] else {}
     if through is not None:
-        through[lambda meta: (rows, triton.cdiv(heads, meta["BLOCK_H"]), splits)](**arguments)
+        through[lambda meta: (rows, triton.cdiv(heads, meta["BLOCK_H"]), splits)](**arguments, **options)
     else:
         grid = (rows, triton.cdiv(heads, config.kwargs["BLOCK_H"]), splits)
-        _split_kernel[grid](**arguments, **config.all_kwargs())
+        _split_kernel[grid](**arguments, **options, **config.all_kwargs())
     if splits > 1:
         _combine(arguments, config.kwargs["BLOCK_T"])
 

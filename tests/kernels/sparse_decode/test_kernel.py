@@ -76,6 +76,7 @@ CASES = {
     "both lists, each empty somewhere": Case(
         rows=3, lengths=(0, 50, 0), extra_width=40, extra_lengths=(20, 0, 0), splits=1, sink=0.0
     ),
+    "shares of different size": Case(width=300, splits=4, lengths=(300,), extra_width=64, block_t=16),
     "a sink far above all scores": Case(sink=80.0, splits=2),
     "a sink far above all scores, one split": Case(sink=80.0, splits=1),
     "a sink far below all scores": Case(sink=-200.0, splits=2),
@@ -174,7 +175,12 @@ def run_case(case: Case, seed: int) -> dict[str, Any]:
     from smart_autotune.kernels import sparse_decode as op
     from smart_autotune.kernels.sparse_decode.reference import sparse_decode_reference
 
-    kwargs = {"BLOCK_T": case.block_t, "BLOCK_H": case.block_h, "HEADS_FIRST": case.heads_first, "WAVES": 1}
+    kwargs = {
+        "BLOCK_T": case.block_t,
+        "BLOCK_H": case.block_h,
+        "HEADS_FIRST": case.heads_first,
+        "WAVES": 1,
+    }
     config = triton.Config(kwargs)
     given = make(case, seed)
     q, sink = given["q"], given["sink"]
