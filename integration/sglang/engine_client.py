@@ -1,6 +1,6 @@
 """Brings up ``sglang.Engine`` on a model, times the first requests and batches of 64, and says so in JSON lines.
 
-    python engine_client.py MODEL_FOLDER [--prefill-graphs]
+    python engine_client.py MODEL_FOLDER [--prefill-graphs] [--ready-only]
 
 Started by ``serve.py``, which reads the lines that begin with ``##``.
 """
@@ -38,6 +38,8 @@ def main() -> None:
     engine = sglang.Engine(**flags.options(sys.argv[1], "--prefill-graphs" in sys.argv), log_level="info")
     ready = time.perf_counter()
     say(import_secs=imported - start, engine_secs=ready - imported, ready_secs=ready - start)
+    if "--ready-only" in sys.argv:
+        os._exit(0)
 
     def timed(requests: Any, sampling: dict[str, Any] = flags.SAMPLING) -> tuple[float, Any]:
         begin = time.perf_counter()

@@ -35,7 +35,7 @@ import server_flags as flags
 from common import environment, print_table
 from server_checks import compared, http_tokens, prefilled, problems_of
 from server_place import Place, start_cost
-from server_runs import HERE, RUNS, Outcome, Run, Server, served
+from server_runs import HERE, RUNS, UNMEASURED, Outcome, Run, Server, ready_runs, served
 
 RUN_SECS = {"kimi": 260.0, "minimax": 420.0}  # one server from start to end
 CHECKS = {"op-check": "op_check.py", "capture-check": "capture_check.py"}
@@ -174,7 +174,7 @@ def _environment() -> dict[str, str]:
 
 def main() -> int:
     options = arguments()
-    names = (options.runs or DEFAULT_RUNS[options.server]).split(",")
+    names = [name for name in (options.runs or DEFAULT_RUNS[options.server]).split(",") if name != "none"]
     known = [*CHECKS, *(run.name for run in RUNS)]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -187,11 +187,11 @@ def main() -> int:
     results = Results(options.server, options.json)
     results.start_ms = start_cost(place)
     chosen = [run for run in RUNS if run.name in names]
-    first = [run for run in chosen if not run.alone and not run.caches]
+    first = [run for run in chosen if not run.alone and not run.caches] or [UNMEASURED][: options.ready_pairs]
 
     def serve(run: Run, port: int = options.port, environ: dict[str, str] | None = None) -> None:
         left = min(RUN_SECS[options.server], end - time.perf_counter())
-        missing = run.caches and not (place.folder / "caches" / run.caches).exists()
+        missing = run.caches and not run.ready_only and not (place.folder / "caches" / run.caches).exists()
         if left < 20 or missing:
             why = f"the caches of {run.caches} are not there" if missing else "the time budget is spent"
             results.add(run, Outcome(run.name, run.what, error=f"not run: {why}"))
@@ -203,9 +203,8 @@ def main() -> int:
         jobs.append(partial(serve, run, options.port + 100 * number, place.environ(run)))
     try:
         together(jobs)
-        for run in chosen:
-            if run not in first:
-                serve(run)
+        for run in [*(one for one in chosen if one not in first), *ready_runs(options.ready_pairs)]:
+            serve(run)
     finally:
         if options.logs and (place.folder / "logs").exists():
             shutil.copytree(place.folder / "logs", options.logs, dirs_exist_ok=True)
@@ -244,7 +243,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kit", help="archive of build_kit.sh")
     parser.add_argument("--wheel", help="our wheel; built from this checkout when not given")
     parser.add_argument("--work", default=WORK, help="folder for everything unpacked and cached")
-    parser.add_argument("--runs", help=f"comma-separated; default: {DEFAULT_RUNS['kimi']}")
+    parser.add_argument("--runs", help=f"comma-separated, or none; default: {DEFAULT_RUNS['kimi']}")
+    parser.add_argument("--ready-pairs", type=int, default=0, help="so many starts alone of each, after the runs")
     parser.add_argument("--json", help="where the results go")
     parser.add_argument("--logs", help="folder for the servers' logs")
     parser.add_argument("--port", type=int, default=31000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import server_flags as flags
@@ -22,8 +23,8 @@ BOUNDS = {  # ours over stock's, of the run with the same caches
 
 def problems_of(server: str, run: Run, outcome: Outcome) -> list[str]:
     """What a run shows to be wrong, apart from the bounds."""
-    if outcome.error:
-        return [outcome.error]
+    if outcome.error or run.ready_only:
+        return [outcome.error] if outcome.error else []
     found = _wrong_tokens(run, outcome) if server == "kimi" else []
     if not outcome.seen:
         return [*found, "no answer from the scheduler process"]
@@ -75,9 +76,11 @@ def _problems_seen(server: str, run: Run, seen: dict[str, Any]) -> list[str]:
 def compared(server: str, outcomes: dict[str, Outcome]) -> list[dict[str, Any]]:
     """Each figure of both runs and their ratio, where both have it; the bound, where there is one.
 
-    Throughput comes with the quartiles of both runs' batches, and says whether those ranges are apart.
+    Throughput comes with the quartiles of both runs' batches, and says whether those ranges are apart. Where starts
+    were repeated, the bound on the time to ready is on their pairs: one start differs from the next by a tenth.
     """
     rows = []
+    again = _ready_pairs(outcomes)
     for (figure, caches), (relation, bound) in BOUNDS.items():
         pair = [outcomes.get(f"{who}-{caches}") for who in ("stock", "ours")]
         values = [getattr(one, FIGURES[figure]) if one else None for one in pair]
@@ -85,12 +88,29 @@ def compared(server: str, outcomes: dict[str, Outcome]) -> list[dict[str, Any]]:
         if None not in values:
             ratio = values[1] / values[0]
             row["ratio"] = ratio
-            if server == "kimi":
+            if server == "kimi" and not (again and figure == "ready"):
                 row |= {"bound": f"{relation} {bound}", "met": ratio <= bound if relation == "<=" else ratio >= bound}
         if figure == "throughput":
             row |= _spreads(*(one.tokens_per_sec_quartiles if one else None for one in pair))
         rows.append(row)
+    if again:
+        ratio = statistics.geometric_mean(ours / stock for stock, ours in again)
+        row = {"figure": "ready", "caches": f"{len(again)} pairs", "pairs": again, "ratio": ratio}
+        row |= {"stock": statistics.median(s for s, _ in again), "ours": statistics.median(o for _, o in again)}
+        rows.append({**row, "bound": "<= 1.05", "met": ratio <= 1.05})
     return rows
+
+
+def _ready_pairs(outcomes: dict[str, Outcome]) -> list[tuple[float, float]]:
+    """(stock's, ours) seconds of each pair of starts that both came up."""
+    found = []
+    for name in outcomes:
+        if name.startswith("ready-stock-"):
+            pair = [outcomes[name], outcomes.get(name.replace("stock", "ours"))]
+            secs = [one.ready_secs if one else None for one in pair]
+            if secs[0] is not None and secs[1] is not None:
+                found.append((secs[0], secs[1]))
+    return found
 
 
 def _spreads(stock: tuple[float, float] | None, ours: tuple[float, float] | None) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Run:
     prefill_graphs: bool = False
     caches: str = ""
     compiled_with: str = ""
+    ready_only: bool = False
 
 
 RUNS = [
@@ -54,6 +55,21 @@ RUNS = [
     Run("prefill-stock", "unset, warm, prefill graphs", False, True, prefill_graphs=True, caches="stock-cold"),
     Run("prefill-ours", "SMART_AUTOTUNE=1, warm, prefill graphs", True, True, prefill_graphs=True, caches="ours-cold"),
 ]
+
+
+# A start that builds SGLang's own CUDA modules, where no other run does it; it counts for nothing.
+UNMEASURED = Run("unmeasured", "a start alone, for SGLang's modules", False, False, ready_only=True)
+
+
+def ready_runs(pairs: int) -> list[Run]:
+    """Starts alone, with warm caches from the second pair on; who comes first changes with each pair."""
+    found = []
+    for number in range(pairs):
+        for who in ("stock", "ours") if number % 2 == 0 else ("ours", "stock"):
+            what = f"{'SMART_AUTOTUNE=1' if who == 'ours' else 'unset'}, start alone"
+            name = f"ready-{who}-{number}"
+            found.append(Run(name, what, who == "ours", True, caches=f"ready-{who}", ready_only=True))
+    return found
 
 
 @dataclass
@@ -143,6 +159,7 @@ def served(place: Place, run: Run, environ: dict[str, str], port: int, limit_sec
     else:
         command = [str(HERE / "engine_client.py"), str(place.model)]
         command += ["--prefill-graphs"] if run.prefill_graphs else []
+        command += ["--ready-only"] if run.ready_only else []
     server = Server([str(place.python(run)), *command], environ, place.folder / "logs" / f"{run.name}.log")
     try:
         if run.over == "http":

@@ -11,7 +11,13 @@ import triton.language as tl
 
 from smart_autotune import settings
 from smart_autotune.capture import is_capturing
-from smart_autotune.kernels.sparse_decode.launcher import INTERPRETED, has_dependent_launch, launch_with, no_parts
+from smart_autotune.kernels.sparse_decode.launcher import (
+    INTERPRETED,
+    has_dependent_launch,
+    launch_options,
+    launch_with,
+    no_parts,
+)
 from smart_autotune.kernels.sparse_decode.layout import HEAD_DIM, TOKEN_BYTES
 from smart_autotune.kernels.sparse_decode.tuning import (
     CONFIGS,
@@ -155,7 +161,7 @@ def _launch(
     }
     tuned = config is None and not INTERPRETED
     if tuned:
-        config = split_kernel.config_for(**arguments)
+        config = split_kernel.config_for(**arguments, **launch_options(arguments))
     elif config is None:
         config = drop_unsuited_head_blocks(CONFIGS, arguments)[0]
     launch_with(arguments, config, splits=splits, through=split_kernel if tuned else None)

@@ -505,9 +505,9 @@ def _split_kernel(
         total = state[1]
     else:
         state = (peak, tl.zeros([BLOCK_T, BLOCK_H], tl.float32)) + _zeros(HEADS_FIRST, BLOCK_H, WIDTH, tl.float32)
-        # At once: the dots of one block, the words of the next one on their way into the registers that this one's leave,
-        # the indices of the one after it. Two turns come ahead of the first block, with loads alone: as code of their
-        # own ahead of the loop those loads double Triton's compile time. The halves of a block: see _fragments.
+        # At once: the dots of one block, the words of the next one on their way into the registers that this one's
+        # leave, the indices of the one after it. Two turns come ahead of the first block, with loads alone: as code
+        # ahead of the loop those loads double Triton's compile time. The halves of a block: see _fragments.
         o_row = tl.arange(0, BLOCK_T // 2)
         o_one = o_row // 8 * 16 + o_row % 8
         o_all = tl.arange(0, BLOCK_T)

@@ -44,6 +44,11 @@ def has_dependent_launch(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+def launch_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What the split is launched with beside its arguments. They select another binary: tuning must compile it too."""
+    return {"launch_pdl": True} if arguments["EARLY"] else {}
+
+
 @functools.cache
 def no_parts(device: torch.device) -> torch.Tensor:
     """What stands for the scratch where there is none. It is never read or written."""
@@ -65,7 +70,7 @@ def launch_with(
         part = torch.empty((rows, splits, heads, HEAD_DIM), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((rows, splits, heads), dtype=torch.float32, device=q.device)
         arguments |= {"part_ptr": part, "part_lse_ptr": part_lse}
-    options = {"launch_pdl": True} if arguments["EARLY"] else {}
+    options = launch_options(arguments)
     if through is not None:
         through[lambda meta: (rows, triton.cdiv(heads, meta["BLOCK_H"]), splits)](**arguments, **options)
     else:
@@ -99,7 +104,7 @@ def _combine(arguments: Mapping[str, Any], block_t: int) -> None:
         BLOCK_S=block_s,
         BLOCK_D=block_d,
         EARLY=early,
-        **({"launch_pdl": True} if early else {}),
+        **launch_options(arguments),
     )
 
 
