@@ -187,7 +187,9 @@ def main() -> int:
     results = Results(options.server, options.json)
     results.start_ms = start_cost(place)
     chosen = [run for run in RUNS if run.name in names]
-    first = [run for run in chosen if not run.alone and not run.caches] or [UNMEASURED][: options.ready_pairs]
+    first = [run for run in chosen if not run.alone and not run.caches]
+    if options.ready_pairs and not first and not place.has_modules:
+        first = [UNMEASURED]
 
     def serve(run: Run, port: int = options.port, environ: dict[str, str] | None = None) -> None:
         left = min(RUN_SECS[options.server], end - time.perf_counter())

@@ -24,6 +24,8 @@ class Place:
         self.folder = folder
         self.site = folder / "site"
         self.model = folder / "models" / server
+        self._modules = folder / "tvm"
+        self.has_modules = self._modules.exists()  # SGLang's own CUDA modules, which its first start builds
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "unpacked").exists():
             with tarfile.open(kit) as archive:
@@ -98,7 +100,7 @@ class Place:
             "PYTHONPATH": os.pathsep.join(map(str, path)),
             "PATH": os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "TRITON_CACHE_DIR": str(caches / "triton"),
-            "TVM_FFI_CACHE_DIR": str(self.folder / "tvm"),
+            "TVM_FFI_CACHE_DIR": str(self._modules),
             "TRITON_PRINT_AUTOTUNING": "1",
             "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
             "SGLANG_PLUGINS": "observer,smart_autotune" if run.plugin else "observer",
