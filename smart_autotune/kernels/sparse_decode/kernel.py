@@ -343,19 +343,18 @@ def _store_tiles(
 
 @triton.jit
 def _listed(block, blocks, main, extra, o_place, last_block, HAS_EXTRA: tl.constexpr, BLOCK_T: tl.constexpr):
-    """The indices at these places of a block, from blocks on the extra list's. -1: no token. Before block 0 and from last_block on: none.
+    """The indices at these places of a block (0 or more), from blocks on the extra list's. -1: no token.
 
-    main and extra: (its row of indices, its live length, cache, bytes of a page).
+    There is none from last_block on. main and extra: (its row of indices, its live length, cache, bytes of a page).
     """
     p_indices, length, _, _ = main
-    is_there = (block >= 0) & (block < last_block)
-    length = tl.where(is_there, length, 0)
+    length = tl.where(block < last_block, length, 0)
     o_pos = block * BLOCK_T + o_place
     if HAS_EXTRA:
         in_extra = block >= blocks
         o_pos -= tl.where(in_extra, blocks, 0) * BLOCK_T
         p_extra_indices, extra_length, _, _ = extra
-        extra_length = tl.where(is_there, extra_length, 0)
+        extra_length = tl.where(block < last_block, extra_length, 0)
         p_list = tl.where(in_extra, p_extra_indices, p_indices)
         return tl.load(p_list + o_pos, mask=o_pos < tl.where(in_extra, extra_length, length), other=-1)
     else:
@@ -525,7 +524,8 @@ def _split_kernel(
             )
             one = _listed(block + 2, blocks, main, extra, o_one, last_block, HAS_EXTRA, BLOCK_T)
             other = _listed(block + 2, blocks, main, extra, o_one + 8, last_block, HAS_EXTRA, BLOCK_T)
-            next_index = _listed(block + 1, blocks, main, extra, o_all, last_block, HAS_EXTRA, BLOCK_T)
+            next_block = tl.maximum(block + 1, 0)  # nothing lies ahead of a list
+            next_index = _listed(next_block, blocks, main, extra, o_all, last_block, HAS_EXTRA, BLOCK_T)
             if block >= first_block:
                 keys = (_fragments(words, scales, other_words, other_scales, 0, COMPUTE),)
                 scores = tl.dot(keys[0], queries[0])  # [T, H]
