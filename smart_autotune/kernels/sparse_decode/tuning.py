@@ -31,7 +31,6 @@ CONFIGS = [
     _config(32, 8, 2, 1, waves=4),
     _config(64, 8, 4, 1, waves=2),
     _config(64, 8, 4, 1, waves=3),
-    _config(16, 8, 1, 1, waves=8),
     _config(32, 8, 4, 1, waves=2),
     _config(16, 16, 2, 1, waves=2),
     _config(16, 16, 2, 1, waves=3),

@@ -10,9 +10,12 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -102,6 +105,7 @@ def test_agrees_with_the_reference(name: str, results: dict[str, Any]) -> None:
     assert "raised" not in result, result["raised"]
     assert result["error"] < TOLERANCE
     assert result["lse_error"] < TOLERANCE
+    assert result["reads_outside"] == 0
     assert result["empty_rows_are_zero"]
     assert result["padding_untouched"]
     for changed, error in result["if_ignored"].items():
@@ -171,6 +175,43 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
     return difference / size if size > 0 else difference
 
 
+@contextmanager
+def watched_loads(tensors: Iterable[Any]) -> Iterator[list[int]]:
+    """Addresses that are read outside these tensors and the scratch: a GPU may fault there, the interpreter does not."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    from smart_autotune.kernels.sparse_decode import launcher
+
+    ranges: list[tuple[int, int]] = []
+    strays: list[int] = []
+
+    def know(tensors: Iterable[Any]) -> None:
+        for one in tensors:
+            if isinstance(one, torch.Tensor):
+                storage = one.untyped_storage()
+                ranges.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+
+    def load(builder: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        addresses = np.broadcast_to(ptrs.data, mask.data.shape)[mask.data.astype(bool)].ravel()
+        size = ptrs.get_element_ty().primitive_bitwidth // 8
+        inside = np.zeros(addresses.shape, bool)
+        for start, end in ranges:
+            inside |= (addresses >= start) & (addresses + size <= end)
+        strays.extend(addresses[~inside].tolist())
+        return original_load(builder, ptrs, mask, *rest)
+
+    def combine(arguments: Any, *rest: Any) -> None:
+        know((arguments["part_ptr"], arguments["part_lse_ptr"]))
+        original_combine(arguments, *rest)
+
+    original_load, original_combine = InterpreterBuilder.create_masked_load, launcher._combine
+    know(tensors)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(InterpreterBuilder, "create_masked_load", load)
+        patched.setattr(launcher, "_combine", combine)
+        yield strays
+
+
 def run_case(case: Case, seed: int) -> dict[str, Any]:
     from smart_autotune.kernels import sparse_decode as op
     from smart_autotune.kernels.sparse_decode.reference import sparse_decode_reference
@@ -190,7 +231,8 @@ def run_case(case: Case, seed: int) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patched:
         if case.by_bits:
             patched.setattr("smart_autotune.kernels.sparse_decode.kernel._converts_e4m3", lambda: False)
-        op._launch(q, lists, sink, 0.04, case.heads, out, lse, config=config, splits=case.splits)
+        with watched_loads((*given.values(), out, lse)) as strays:
+            op._launch(q, lists, sink, 0.04, case.heads, out, lse, config=config, splits=case.splits)
 
     known = {"softmax_scale": 0.04, "num_heads": case.heads}
     want, want_lse = sparse_decode_reference(**given, **known)
@@ -213,6 +255,7 @@ def run_case(case: Case, seed: int) -> dict[str, Any]:
     return {
         "error": relative(got, want),
         "lse_error": (got_lse - want_lse)[~empty].abs().max().item() if both and not empty.all() else float(not both),
+        "reads_outside": len(strays),
         "empty_rows_are_zero": bool((got[empty] == 0).all()),
         "padding_untouched": bool(out[:, :, case.heads :].isnan().all() and lse[:, :, case.heads :].isnan().all()),
         "if_ignored": ignored,
