@@ -35,8 +35,6 @@ CONFIGS = [
     _config(16, 16, 2, 1, waves=2),
     _config(16, 16, 2, 1, waves=3),
     _config(16, 16, 2, 1, waves=4),
-    _config(32, 16, 2, 1, waves=2),
-    _config(32, 16, 2, 1, waves=4),
     _config(32, 16, 4, 1, waves=2),
     _config(64, 64, 8, 1, waves=1, heads_first=True),
     _config(64, 64, 8, 2, waves=1, heads_first=True),

@@ -177,7 +177,7 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
 
 @contextmanager
 def watched_loads(tensors: Iterable[Any]) -> Iterator[list[int]]:
-    """Addresses that are read outside these tensors and the scratch: a GPU may fault there, the interpreter does not."""
+    """Addresses read outside these tensors and the scratch: a GPU may fault there, the interpreter does not."""
     from triton.runtime.interpreter import InterpreterBuilder
 
     from smart_autotune.kernels.sparse_decode import launcher
