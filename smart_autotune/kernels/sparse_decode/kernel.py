@@ -3,7 +3,8 @@
 Two orders of the same products, chosen by the config:
 
 - tokens first: scores are tokens x heads and the output is dims x heads, so tokens and dims fill the wide side of
-  the tensor-core instruction and the heads sit on the narrow one, where 8 and 16 need no padding;
+  the tensor-core instruction and the heads sit on the narrow one, where 8 and 16 need no padding; the next block of
+  tokens is read into registers while the dots of one run;
 - heads first: scores are heads x tokens and the output is heads x dims, for 64 heads a block, where no side is
   narrow, the softmax stays inside a warp and the keys are the operand that Hopper reads from shared memory.
 
@@ -20,7 +21,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from smart_autotune.kernels.sparse_decode.layout import (
     GROUP_DIMS,
     HEAD_DIM,
-    NOPE_DIMS,
     SCALE_GROUPS,
     TOKEN_DATA_BYTES,
     TOKEN_SCALE_BYTES,
@@ -28,7 +28,6 @@ from smart_autotune.kernels.sparse_decode.layout import (
 
 G_DIMS = tl.constexpr(GROUP_DIMS)
 N_GROUPS = tl.constexpr(SCALE_GROUPS)
-ROPE_OFFSET = tl.constexpr(NOPE_DIMS)
 DATA_BYTES = tl.constexpr(TOKEN_DATA_BYTES)
 SCALE_BYTES = tl.constexpr(TOKEN_SCALE_BYTES)
 OUT_DIMS = tl.constexpr(HEAD_DIM)
@@ -143,22 +142,10 @@ def _e4m3_value(byte):
 
 
 @triton.jit
-def _in_order(a, b, c, d):
-    """Four [T, D] to [T, 4 D]: a, b, c and d of each place one after the other."""
-    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (a.shape[0], 4 * a.shape[1]))
-
-
-@triton.jit
-def _byte(word, place: tl.constexpr):
-    return ((word >> (8 * place)) & 0xFF).to(tl.uint8)
-
-
-@triton.jit
 def _e4m3_values(word, scale, COMPUTE: tl.constexpr):
     """[R, D] words of four e4m3 bytes to the four values of each, times scale [R]."""
     if _converts_e4m3() and not COMPUTE.is_fp32():
-        # From bytes Triton has the same instruction, but puts the bytes together for it one by one. One op in place of
-        # nine: a pass of Triton's (3.6.0, coalescing) takes time that grows with the square of their number.
+        # From bytes Triton has the same instruction, but puts the bytes together for it one by one.
         twice = scale.to(tl.float16).to(tl.uint16, bitcast=True).to(tl.uint32) * 0x10001
         a, b, c, d = tl.inline_asm_elementwise(
             """{
@@ -221,6 +208,7 @@ def _load_token_words(p_token, p_scales, m_token):
 
 @triton.jit
 def _no_words(R: tl.constexpr):
+    """What ``_load_token_words`` gives where there is no token."""
     words = ()
     for _ in tl.static_range(N_GROUPS + 2):
         words = words + (tl.zeros([R, TILE_WORDS], tl.int32),)
@@ -507,7 +495,8 @@ def _split_kernel(
         state = (peak, tl.zeros([BLOCK_T, BLOCK_H], tl.float32)) + _zeros(HEADS_FIRST, BLOCK_H, WIDTH, tl.float32)
         # At once: the dots of one block, the words of the next one on their way into the registers that this one's
         # leave, the indices of the one after it. Two turns come ahead of the first block, with loads alone: as code
-        # ahead of the loop those loads double Triton's compile time. The halves of a block: see _fragments.
+        # ahead of the loop those loads cost two seconds a config in Triton's coalescing pass (3.6.0). The halves of a
+        # block: see _fragments.
         o_row = tl.arange(0, BLOCK_T // 2)
         o_one = o_row // 8 * 16 + o_row % 8
         o_all = tl.arange(0, BLOCK_T)
