@@ -47,7 +47,7 @@ MOST_FUNCTIONS = (
 )
 
 SCALARS = (int, float, bool, str, type(None))
-OPTION_SCALARS = (int, bool, str, type(None))
+OPTION_SCALARS = (int, bool, str, type(None))  # no float: -0.0 == 0.0, and nan is never equal to itself
 
 
 class Watched(dict):  # type: ignore[type-arg]

@@ -45,7 +45,7 @@ def has_dependent_launch(device: torch.device) -> bool:
 
 
 def launch_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What the split is launched with beside its arguments. They select another binary: tuning must compile it too."""
+    """What both kernels are launched with beside their arguments. Another binary, which tuning has to compile too."""
     return {"launch_pdl": True} if arguments["EARLY"] else {}
 
 

@@ -216,12 +216,7 @@ def run_case(case: Case, seed: int) -> dict[str, Any]:
     from smart_autotune.kernels import sparse_decode as op
     from smart_autotune.kernels.sparse_decode.reference import sparse_decode_reference
 
-    kwargs = {
-        "BLOCK_T": case.block_t,
-        "BLOCK_H": case.block_h,
-        "HEADS_FIRST": case.heads_first,
-        "WAVES": 1,
-    }
+    kwargs = {"BLOCK_T": case.block_t, "BLOCK_H": case.block_h, "HEADS_FIRST": case.heads_first, "WAVES": 1}
     config = triton.Config(kwargs)
     given = make(case, seed)
     q, sink = given["q"], given["sink"]
@@ -230,7 +225,7 @@ def run_case(case: Case, seed: int) -> dict[str, Any]:
     lists = op._lists(*(given[name] for name in given if name not in ("q", "sink")))
     with pytest.MonkeyPatch.context() as patched:
         if case.by_bits:
-            patched.setattr("smart_autotune.kernels.sparse_decode.kernel._converts_e4m3", lambda: False)
+            patched.setattr("smart_autotune.kernels.sparse_decode.tokens._converts_e4m3", lambda: False)
         with watched_loads((*given.values(), out, lse)) as strays:
             op._launch(q, lists, sink, 0.04, case.heads, out, lse, config=config, splits=case.splits)
 
@@ -276,7 +271,7 @@ def run_op() -> dict[str, Any]:
 
 @triton.jit
 def values_of(byte_ptr, value_ptr):
-    from smart_autotune.kernels.sparse_decode.kernel import _e4m3_value
+    from smart_autotune.kernels.sparse_decode.tokens import _e4m3_value
 
     places = tl.arange(0, 256)
     tl.store(value_ptr + places, _e4m3_value(tl.load(byte_ptr + places)))
