@@ -9,7 +9,8 @@ from typing import Any
 import triton
 
 # CPython (seen on 3.11) keeps one recursion counter for all threads that turn source into a syntax tree, and raises
-# SystemError when they meet there. Not the config's fault: parsed again.
+# SystemError when they meet there; Triton's front end, which parses what a kernel calls, wraps it in its own errors. Not
+# the config's fault: parsed again.
 PARSE_RETRIES = 20
 
 
@@ -55,8 +56,8 @@ class Call:
         for _ in range(PARSE_RETRIES):
             try:
                 return call.fn.run(*call.args, **call.kwargs, **launch, **config.all_kwargs())
-            except SystemError as error:
-                if "AST constructor recursion depth" not in str(error):
+            except Exception as error:
+                if not _is_false_parse_error(error):
                     raise
         return call.fn.run(*call.args, **call.kwargs, **launch, **config.all_kwargs())
 
@@ -72,6 +73,14 @@ class Call:
         """Launches ``config``, its own hook first."""
         self.run_config_hook(config, self.hook_arguments(config) if config.pre_hook is not None else {})
         return self.run(config)
+
+
+def _is_false_parse_error(error: BaseException | None) -> bool:
+    while error is not None:
+        if "AST constructor recursion depth" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def load(kernel: Any) -> None:

@@ -7,9 +7,11 @@ import re
 import pytest
 import torch
 import triton
+from triton.compiler.errors import CompilationError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from smart_autotune import Outcome, smart_autotune
+from smart_autotune.launch import Call
 from support.fake_kernel import FakeKernel
 from support.kernels import fresh, scaled_copy, tile_arguments
 from support.stub_driver import ScriptedBench
@@ -120,3 +122,48 @@ def test_a_compile_is_for_the_dtypes_of_its_call(sm_120, dtype):
     x = tile_arguments()[0].to(dtype)
     compiled = kernel._engine.call((x, x, 63, 2.0), {"grid": (1,), "warmup": False}).compile(kernel.configs[0])
     assert compiled.src.signature["x"] == {torch.float16: "*fp16", torch.bfloat16: "*bf16"}[dtype]
+
+
+PARSE_RACE = SystemError("AST constructor recursion depth mismatch (before=216, after=122)")
+
+
+def raised_by_tritons_front_end(about: str) -> Exception:
+    """As it wraps what was raised while it compiled a function that the kernel calls."""
+    try:
+        try:
+            raise PARSE_RACE
+        except SystemError as error:
+            message = repr(error) if about == "message" else None
+            raise CompilationError("def f(): pass", None, message) from (None if about == "message" else error)
+    except CompilationError as wrapped:
+        return wrapped
+
+
+@pytest.mark.parametrize(
+    "race", [PARSE_RACE, raised_by_tritons_front_end("message"), raised_by_tritons_front_end("cause")]
+)
+def test_threads_that_meet_in_the_parser_lose_no_config(race):
+    raised = [race, race]
+
+    class Fake:
+        def run(self, *args, **kwargs):
+            if raised:
+                raise raised.pop()
+            return "compiled"
+
+    call = Call(Fake(), (), (), {}, {}, {})
+    assert call.compile(triton.Config({})) == "compiled"
+
+
+def test_another_error_of_the_front_end_is_raised_at_once():
+    class Fake:
+        runs = 0
+
+        def run(self, *args, **kwargs):
+            self.runs += 1
+            raise CompilationError("def f(): pass", None, "no such name")
+
+    fake = Fake()
+    with pytest.raises(CompilationError):
+        Call(fake, (), (), {}, {}, {}).compile(triton.Config({}))
+    assert fake.runs == 1
