@@ -9,8 +9,8 @@ from typing import Any
 import triton
 
 # CPython (seen on 3.11) keeps one recursion counter for all threads that turn source into a syntax tree, and raises
-# SystemError when they meet there; Triton's front end, which parses what a kernel calls, wraps it in its own errors. Not
-# the config's fault: parsed again.
+# SystemError when they meet there; Triton's front end, which parses what a kernel calls, wraps it in its own errors.
+# Not the config's fault: parsed again.
 PARSE_RETRIES = 20
 
 
