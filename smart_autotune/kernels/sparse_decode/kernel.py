@@ -3,8 +3,8 @@
 Two orders of the same products, chosen by the config:
 
 - tokens first: scores are tokens x heads and the output is dims x heads, so tokens and dims fill the wide side of
-  the tensor-core instruction and the heads sit on the narrow one, where 8 and 16 need no padding; the next block of
-  tokens is read into registers while the dots of one run;
+  the tensor-core instruction and the heads sit on the narrow one, where 8 and 16 need no padding; a block's tokens
+  are read in its own turn, or (AHEAD) into registers while the dots of the block before run;
 - heads first: scores are heads x tokens and the output is heads x dims, for 64 heads a block, where no side is
   narrow, the softmax stays inside a warp and the keys are the operand that Hopper reads from shared memory.
 """
@@ -33,9 +33,16 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _load_queries(
-    q_ptr, stride_q_head, o_head, m_head, HEADS_FIRST: tl.constexpr, WIDTH: tl.constexpr, COMPUTE: tl.constexpr
+    q_ptr,
+    stride_q_head,
+    o_head,
+    m_head,
+    HEADS_FIRST: tl.constexpr,
+    AHEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COMPUTE: tl.constexpr,
 ):
-    """512 / WIDTH tiles [BLOCK_H, WIDTH], or [WIDTH, BLOCK_H] with the dims in the order of ``_dim_at``.
+    """512 / WIDTH tiles [BLOCK_H, WIDTH] or [WIDTH, BLOCK_H]; AHEAD: with the dims in the order of ``_dim_at``.
 
     Heads outside the mask are not read: no NaN comes in.
     """
@@ -46,8 +53,9 @@ def _load_queries(
             p_q = q_ptr + o_head[:, None] * stride_q_head + (o_dim + g * WIDTH)[None, :]
             b_q = tl.load(p_q, mask=m_head[:, None], other=0.0)
         else:
-            o_place = _dim_at(o_dim, g == N_GROUPS) + g * WIDTH
-            b_q = tl.load(q_ptr + o_head[None, :] * stride_q_head + o_place[:, None], mask=m_head[None, :], other=0.0)
+            o_place = _dim_at(o_dim, g == N_GROUPS) if AHEAD else o_dim
+            p_q = q_ptr + o_head[None, :] * stride_q_head + (o_place + g * WIDTH)[:, None]
+            b_q = tl.load(p_q, mask=m_head[None, :], other=0.0)
         queries = queries + (b_q.to(COMPUTE),)
     return queries
 
@@ -112,6 +120,7 @@ def _store_tiles(
     m_head,
     DTYPE: tl.constexpr,
     HEADS_FIRST: tl.constexpr,
+    AHEAD: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     o_dim = tl.arange(0, WIDTH)
@@ -121,7 +130,9 @@ def _store_tiles(
             tl.store(p_tile, (tiles[2 + g] * inverse[:, None]).to(DTYPE), mask=m_head[:, None])
         else:
             p_tile = p_out + o_head[None, :] * stride_head + (o_dim + g * WIDTH)[:, None]
-            tile = _dims_in_order((tiles[2 + g] * inverse[None, :]).to(DTYPE), g == N_GROUPS)
+            tile = (tiles[2 + g] * inverse[None, :]).to(DTYPE)
+            if AHEAD:
+                tile = _dims_in_order(tile, g == N_GROUPS)
             tl.store(p_tile, tile, mask=m_head[None, :])
 
 
@@ -163,6 +174,7 @@ def _split_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
     HEADS_FIRST: tl.constexpr,
+    AHEAD: tl.constexpr,
     WAVES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -176,10 +188,10 @@ def _split_kernel(
     With one split, out is the result, divided by the denominator with the sink, and lse (natural) is without it.
     With more, part is each split's own softmax (no sink); a split without blocks leaves its own unwritten. COMPUTE:
     the dtype of the dots' operands. BLOCK_T cuts tokens, BLOCK_H heads.
-    HEADS_FIRST: see the module. WAVES: how many programs a multiprocessor get; the launcher reads it. The `_rounded`
-    widths are only for the tuning key. once: 1, see below. EARLY: programmatic dependent launch (sm_90 and later): this
-    grid may start before the one ahead of it has ended, and the combine before this one; each waits for the other's
-    results itself.
+    HEADS_FIRST, AHEAD (tokens first only): see the module. WAVES: how many programs a multiprocessor get; the launcher
+    reads it. The `_rounded` widths are only for the tuning key. once: 1, see below. EARLY: programmatic dependent
+    launch (sm_90 and later): this grid may start before the one ahead of it has ended, and the combine before this one;
+    each waits for the other's results itself.
     """
     if EARLY:
         gdc_wait()
@@ -215,37 +227,22 @@ def _split_kernel(
         if first_block >= last_block:
             return  # the combine knows it by the lengths
 
-    queries = _load_queries(q_ptr + row * stride_q_row, stride_q_head, o_head, m_head, HEADS_FIRST, WIDTH, COMPUTE)
+    p_q = q_ptr + row * stride_q_row
+    queries = _load_queries(p_q, stride_q_head, o_head, m_head, HEADS_FIRST, AHEAD, WIDTH, COMPUTE)
     peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
     scale_log2 = softmax_scale * LOG2E
+    o_all = tl.arange(0, BLOCK_T)
     if HEADS_FIRST:
         state = (peak, tl.zeros([BLOCK_H], tl.float32)) + _zeros(HEADS_FIRST, BLOCK_H, WIDTH, tl.float32)
-        # A loop of one turn. Triton (3.6.0) reads the first operand of a Hopper dot from shared memory only if it comes
-        # from a load or is carried by a loop; converted queries are neither, and 64 heads of them would fill the
-        # registers.
-        for _ in range(0, once):
-            for block in range(first_block, last_block):
-                index = _listed(block, blocks, main, extra, tl.arange(0, BLOCK_T), last_block, HAS_EXTRA, BLOCK_T)
-                p_token, p_scales, m_token = _located(
-                    index, block >= blocks, main, extra, HAS_EXTRA, PAGE_SIZE, EXTRA_PAGE_SIZE
-                )
-                words, scales = _load_token_words(p_token, p_scales, m_token)
-                keys = _rows(words, scales, WIDTH, COMPUTE)
-                scores = tl.dot(queries[0], tl.trans(keys[0]))  # [H, T]
-                for g in tl.static_range(1, OUT_DIMS // WIDTH):
-                    scores = tl.dot(queries[g], tl.trans(keys[g]), scores)
-                state = _attend(state, keys, scores, m_token, scale_log2, HEADS_FIRST, COMPUTE)
-            queries = _zeros(HEADS_FIRST, BLOCK_H, WIDTH, COMPUTE)
-        total = state[1]
     else:
         state = (peak, tl.zeros([BLOCK_T, BLOCK_H], tl.float32)) + _zeros(HEADS_FIRST, BLOCK_H, WIDTH, tl.float32)
+    if AHEAD:
         # At once: the dots of one block, the words of the next one on their way into the registers that this one's
         # leave, the indices of the one after it. Two turns come ahead of the first block, with loads alone: as code
         # ahead of the loop those loads cost two seconds a config in Triton's coalescing pass (3.6.0). The halves of a
         # block: see _fragments.
         o_row = tl.arange(0, BLOCK_T // 2)
         o_one = o_row // 8 * 16 + o_row % 8
-        o_all = tl.arange(0, BLOCK_T)
         one = tl.full([BLOCK_T // 2], -1, tl.int32)
         other = one
         index = tl.full([BLOCK_T], -1, tl.int32)
@@ -274,7 +271,33 @@ def _split_kernel(
                 words, scales = _load_token_words(p_one, p_one_scales, m_one)
                 other_words, other_scales = _load_token_words(p_other, p_other_scales, m_other)
             index = next_index
-        total = tl.sum(state[1], axis=0)
+    else:
+        # Heads first, a loop of one turn. Triton (3.6.0) reads the first operand of a Hopper dot from shared memory
+        # only if it comes from a load or is carried by a loop; converted queries are neither, and 64 heads of them
+        # would fill the registers.
+        for _ in range(0, once if HEADS_FIRST else 1):
+            for block in range(first_block, last_block):
+                index = _listed(block, blocks, main, extra, o_all, last_block, HAS_EXTRA, BLOCK_T)
+                p_token, p_scales, m_token = _located(
+                    index, block >= blocks, main, extra, HAS_EXTRA, PAGE_SIZE, EXTRA_PAGE_SIZE
+                )
+                words, scales = _load_token_words(p_token, p_scales, m_token)
+                keys = _rows(words, scales, WIDTH, COMPUTE)
+                if HEADS_FIRST:
+                    scores = tl.dot(queries[0], tl.trans(keys[0]))  # [H, T]
+                else:
+                    scores = tl.dot(keys[0], queries[0])  # [T, H]
+                for g in tl.static_range(1, OUT_DIMS // WIDTH):
+                    if HEADS_FIRST:
+                        scores = tl.dot(queries[g], tl.trans(keys[g]), scores)
+                    else:
+                        scores = tl.dot(keys[g], queries[g], scores)
+                state = _attend(state, keys, scores, m_token, scale_log2, HEADS_FIRST, COMPUTE)
+            if HEADS_FIRST:
+                queries = _zeros(HEADS_FIRST, BLOCK_H, WIDTH, COMPUTE)
+    total = state[1]
+    if not HEADS_FIRST:
+        total = tl.sum(total, axis=0)
 
     if EARLY:  # only now: programs of the combine that wait beside the gathers slow them down
         gdc_launch_dependents()
@@ -283,7 +306,7 @@ def _split_kernel(
         tl.store(part_lse_ptr + part + o_head, lse, mask=m_head)
         inverse = tl.where(total > 0, 1.0 / total, 0.0)
         p_part = part_ptr + part * OUT_DIMS
-        _store_tiles(p_part, state, inverse, OUT_DIMS, o_head, m_head, tl.float32, HEADS_FIRST, WIDTH)
+        _store_tiles(p_part, state, inverse, OUT_DIMS, o_head, m_head, tl.float32, HEADS_FIRST, AHEAD, WIDTH)
     else:
         if lse_ptr is not None:
             tl.store(lse_ptr + row * stride_lse_row + o_head, lse, mask=m_head)
@@ -298,7 +321,7 @@ def _split_kernel(
         inverse = tl.where(total > 0, shrink / total, 0.0)
         p_out = out_ptr + row * stride_out_row
         dtype: tl.constexpr = out_ptr.dtype.element_ty
-        _store_tiles(p_out, state, inverse, stride_out_head, o_head, m_head, dtype, HEADS_FIRST, WIDTH)
+        _store_tiles(p_out, state, inverse, stride_out_head, o_head, m_head, dtype, HEADS_FIRST, AHEAD, WIDTH)
 
 
 @triton.jit

@@ -27,7 +27,7 @@ TILE_WORDS = tl.constexpr(GROUP_DIMS // 4)
 
 @triton.jit
 def _dim_at(place, ROPE: tl.constexpr):
-    """Which of its 64 dims a tile of keys has at a place, tokens first; see ``_fragments``."""
+    """Which of its 64 dims a tile of keys has at a place, AHEAD; see ``_fragments``."""
     thread = (place >> 1) & 3
     step = place >> 4
     half = (place >> 3) & 1
@@ -184,7 +184,7 @@ def _values(words, scales, g: tl.constexpr, COMPUTE: tl.constexpr):
 
 @triton.jit
 def _rows(words, scales, WIDTH: tl.constexpr, COMPUTE: tl.constexpr):
-    """Heads first: 512 / WIDTH tiles [BLOCK_T, WIDTH] of values."""
+    """512 / WIDTH tiles [BLOCK_T, WIDTH] of values, the dims in their order."""
     keys = ()
     for g in tl.static_range(N_GROUPS + 1):
         a, b, c, d = _values(words, scales, g, COMPUTE)
@@ -194,17 +194,23 @@ def _rows(words, scales, WIDTH: tl.constexpr, COMPUTE: tl.constexpr):
             b_k = tl.permute(tl.join(low, high), (0, 1, 3, 2))
         else:
             b_k = tl.join(tl.join(a, c), tl.join(b, d))
-        keys = keys + (tl.reshape(b_k, (a.shape[0], G_DIMS)),)
-    tl.static_assert(WIDTH == 2 * G_DIMS)
-    pairs = ()
-    for g in tl.static_range(OUT_DIMS // WIDTH):
-        pairs = pairs + (_side_by_side(keys[2 * g], keys[2 * g + 1]),)
-    return pairs
+        b_k = tl.reshape(b_k, (a.shape[0], G_DIMS))
+        if WIDTH == G_DIMS:
+            b_k = _keep_in_shared_memory(b_k)
+        keys = keys + (b_k,)
+    if WIDTH == G_DIMS:
+        return keys
+    else:
+        tl.static_assert(WIDTH == 2 * G_DIMS)
+        pairs = ()
+        for g in tl.static_range(OUT_DIMS // WIDTH):
+            pairs = pairs + (_side_by_side(keys[2 * g], keys[2 * g + 1]),)
+        return pairs
 
 
 @triton.jit
 def _fragments(words, scales, other_words, other_scales, g: tl.constexpr, COMPUTE: tl.constexpr):
-    """Tokens first: tile g [BLOCK_T, 64] of the values of both halves of a block.
+    """AHEAD: tile g [BLOCK_T, 64] of the values of both halves of a block.
 
     A thread has 16 neighbouring dims of a token; the first dot's instruction wants from it two dims, two dims eight
     places on and the same of the token eight rows on. To a dot it is all one in which order dims and tokens come, so

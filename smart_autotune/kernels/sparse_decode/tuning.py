@@ -18,23 +18,31 @@ MIN_BLOCK_H = 8
 
 
 def _config(
-    block_t: int, block_h: int, warps: int, stages: int, waves: int, heads_first: bool = False
+    block_t: int, block_h: int, warps: int, stages: int, waves: int, *, heads_first: bool = False, ahead: bool = False
 ) -> triton.Config:
-    kwargs = {"BLOCK_T": block_t, "BLOCK_H": block_h, "HEADS_FIRST": heads_first, "WAVES": waves}
+    kwargs = {"BLOCK_T": block_t, "BLOCK_H": block_h, "HEADS_FIRST": heads_first, "AHEAD": ahead, "WAVES": waves}
     return triton.Config(kwargs, num_warps=warps, num_stages=stages)
 
 
 # For GPUs with 227 KiB of shared memory a block and for those with 99; first_fit takes the first that fits.
 # How often each was chosen on an H200 is in integration/benchmarks/sparse_decode.md.
 CONFIGS = [
-    _config(32, 8, 2, 1, waves=2),
-    _config(32, 8, 2, 1, waves=4),
-    _config(64, 8, 4, 1, waves=2),
-    _config(64, 8, 4, 1, waves=3),
+    _config(32, 8, 2, 1, waves=2, ahead=True),
+    _config(32, 8, 2, 1, waves=4, ahead=True),
+    _config(64, 8, 4, 1, waves=2, ahead=True),
+    _config(64, 8, 4, 1, waves=3, ahead=True),
+    _config(32, 8, 4, 1, waves=2, ahead=True),
+    _config(16, 16, 2, 1, waves=2, ahead=True),
+    _config(16, 16, 2, 1, waves=3, ahead=True),
+    _config(16, 16, 2, 1, waves=4, ahead=True),
+    _config(32, 16, 4, 1, waves=2, ahead=True),
     _config(32, 8, 4, 1, waves=2),
-    _config(16, 16, 2, 1, waves=2),
-    _config(16, 16, 2, 1, waves=3),
+    _config(32, 8, 4, 1, waves=4),
+    _config(32, 8, 2, 1, waves=4),
     _config(16, 16, 2, 1, waves=4),
+    _config(32, 16, 2, 1, waves=4),
+    _config(32, 16, 2, 2, waves=3),
+    _config(32, 16, 2, 2, waves=2),
     _config(32, 16, 4, 1, waves=2),
     _config(64, 64, 8, 1, waves=1, heads_first=True),
     _config(64, 64, 8, 2, waves=1, heads_first=True),

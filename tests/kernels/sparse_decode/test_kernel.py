@@ -41,6 +41,7 @@ class Case:
     block_t: int = 32
     block_h: int = 8
     heads_first: bool = False
+    ahead: bool = True  # tokens first only
     by_bits: bool = False  # as on GPUs that do not convert e4m3
 
 
@@ -51,6 +52,13 @@ CASES = {
     "16 heads in two blocks": Case(heads=16, splits=3, sink=3.0),
     "64 heads in one block": Case(heads=64, block_h=64, width=70, splits=1),
     "128 heads in two blocks": Case(heads=128, block_h=64, width=70, splits=2, sink=1.0),
+    "tokens in their own turn": Case(heads=5, padded=16, rows=3, lengths=(0, 1, 77), holes=True, ahead=False, sink=0.5),
+    "tokens in their own turn, one split, both lists": Case(
+        heads=16, block_h=16, rows=3, splits=1, extra_width=70, extra_lengths=(65, 0, 33), sink=0.5, ahead=False
+    ),
+    "tokens in their own turn, splits of both lists": Case(
+        rows=2, lengths=(0, 100), extra_width=70, splits=4, block_t=16, page_size=12, ahead=False
+    ),
     "heads first": Case(heads=16, block_h=16, heads_first=True, splits=2, sink=0.5),
     "heads first, one split, both lists": Case(
         heads=5, padded=16, block_h=16, heads_first=True, splits=1, sink=0.5, extra_width=70, rows=2, lengths=(0, 77)
@@ -85,6 +93,7 @@ CASES = {
     "a sink far below all scores": Case(sink=-200.0, splits=2),
     "e4m3 by its bits": Case(rows=2, extra_width=70, sink=1.0, splits=2, by_bits=True),
     "e4m3 by its bits, heads first, one split": Case(heads=16, block_h=16, heads_first=True, splits=1, by_bits=True),
+    "e4m3 by its bits, tokens in their own turn": Case(rows=2, extra_width=70, splits=2, ahead=False, by_bits=True),
 }
 
 
@@ -216,7 +225,13 @@ def run_case(case: Case, seed: int) -> dict[str, Any]:
     from smart_autotune.kernels import sparse_decode as op
     from smart_autotune.kernels.sparse_decode.reference import sparse_decode_reference
 
-    kwargs = {"BLOCK_T": case.block_t, "BLOCK_H": case.block_h, "HEADS_FIRST": case.heads_first, "WAVES": 1}
+    kwargs = {
+        "BLOCK_T": case.block_t,
+        "BLOCK_H": case.block_h,
+        "HEADS_FIRST": case.heads_first,
+        "AHEAD": case.ahead and not case.heads_first,
+        "WAVES": 1,
+    }
     config = triton.Config(kwargs)
     given = make(case, seed)
     q, sink = given["q"], given["sink"]

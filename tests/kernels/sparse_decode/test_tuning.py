@@ -14,7 +14,7 @@ from smart_autotune.verdict import Outcome
 
 
 def config(block_t: int, block_h: int, waves: int) -> triton.Config:
-    return triton.Config({"BLOCK_T": block_t, "BLOCK_H": block_h, "HEADS_FIRST": False, "WAVES": waves})
+    return triton.Config({"BLOCK_T": block_t, "BLOCK_H": block_h, "HEADS_FIRST": False, "AHEAD": True, "WAVES": waves})
 
 
 @pytest.mark.parametrize(
