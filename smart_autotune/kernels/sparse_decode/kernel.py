@@ -237,6 +237,7 @@ def _split_kernel(
     else:
         state = (peak, tl.zeros([BLOCK_T, BLOCK_H], tl.float32)) + _zeros(HEADS_FIRST, BLOCK_H, WIDTH, tl.float32)
     if AHEAD:
+        tl.static_assert(not HEADS_FIRST)
         # At once: the dots of one block, the words of the next one on their way into the registers that this one's
         # leave, the indices of the one after it. Two turns come ahead of the first block, with loads alone: as code
         # ahead of the loop those loads cost two seconds a config in Triton's coalescing pass (3.6.0). The halves of a
